@@ -4,8 +4,6 @@
 #include "bench/gpt2/gpt2.h"
 #include "bench/gpt2/gpt2_vocab.h"
 
-#include <math.h>
-
 /* After the first failure all work is skipped, and the caller finds m->err at the end of the pass. */
 #define RUN(m, call)                                                                                         \
     do {                                                                                                     \
@@ -38,7 +36,7 @@ static struct zr_gemm_args linear(const struct gpt2 *m, real *out, const real *i
                                   const real *bias, int64_t C, int64_t OC)
 {
     struct zr_gemm_args args =
-        product_of(GPT2_GEMM_DTYPE, m->B * m->config.context, OC, C, inp, C, weight, C, out, OC);
+        product_of(GPT2_GEMM_DTYPE, gpt2_own_tokens(m), OC, C, inp, C, weight, C, out, OC);
     args.trans_b = true;
     args.bias = bias;
     args.bias_dtype = GPT2_GEMM_DTYPE;
@@ -58,7 +56,7 @@ static void linear_forward(struct gpt2 *m, real *out, const real *inp, const rea
 static void sum_parts(struct gpt2 *m, real *x)
 {
     if (m->config.tp > 1)
-        RUN(m, m->sum(m->sum_arg, x, m->B * m->config.context * m->config.channels));
+        RUN(m, m->sum(m->sum_arg, x, gpt2_own_tokens(m) * m->config.channels));
 }
 
 /* Collects the rows x (R, C) of all ranks. The result is valid until the next call. */
@@ -124,7 +122,7 @@ static void project(struct gpt2 *m, real *out, const real *x, const real *inp, c
         return;
     }
     if (first)
-        copy(m, out, x, m->B * m->config.context * C);
+        copy(m, out, x, gpt2_own_tokens(m) * C);
     linear_forward(m, out, inp, weight, first ? bias : NULL, K, C, first);
     sum_parts(m, out);
 }
@@ -153,7 +151,7 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
     if (m->computes == GPT2_WEIGHTS)
         return;
     struct zr_gemm_args args =
-        product_of(GPT2_GEMM_DTYPE, m->B * m->config.context, C, OC, dout, ld_dout, weight, C, dinp, C);
+        product_of(GPT2_GEMM_DTYPE, gpt2_own_tokens(m), C, OC, dout, ld_dout, weight, C, dinp, C);
     struct zr_gemm_args fused = args;
     fused.epilogue = ZR_GEMM_DGELU;
     fused.aux = (void *)(uintptr_t)before; /* this epilogue only reads it */
@@ -174,7 +172,7 @@ static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, c
 {
     if (m->computes == GPT2_INPUTS)
         return;
-    int64_t BT = m->B * m->config.context;
+    int64_t BT = gpt2_own_tokens(m);
     struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, OC, C, BT, dout, ld_dout, inp, C, dweight, C);
     args.trans_a = true;
     args.beta = m->stores ? 0.0f : 1.0f;
@@ -208,74 +206,10 @@ static void norm_backward(struct gpt2 *m, real *dweight, real *dbias, const real
           m->config.channels);
 }
 
-/* One matrix per head; distances between heads and between rows are in elements. */
-struct heads {
-    const void *at;
-    int64_t row, head;
-};
-
-/* c (M, N) = op(a) (M, K) * op(b) (K, N) for each head. */
-static void multiply_heads(struct gpt2 *m, struct heads c, enum zero_dtype c_dtype, struct heads a,
-                           bool trans_a, struct heads b, bool trans_b, int64_t M, int64_t N, int64_t K)
+static void attention_forward(struct gpt2 *m, int64_t l, real *atty, real *qkv)
 {
-    struct zr_gemm_args args =
-        product_of(GPT2_GEMM_DTYPE, M, N, K, a.at, a.row, b.at, b.row, (void *)c.at, c.row);
-    args.c_dtype = c_dtype;
-    args.trans_a = trans_a;
-    args.trans_b = trans_b;
-    args.n_batch = gpt2_part_heads(&m->config);
-    args.stride_a = a.head;
-    args.stride_b = b.head;
-    args.stride_c = c.head;
-    multiply(m, &args);
-}
-
-/* atty (B, T, A) = softmax(q * k^T / sqrt(HS)) * v for each head. The columns of qkv (B, T, 3*A) are q, k, v,
- * each with all heads. att (B, NH, T, T) is kept. */
-static void products_forward(struct gpt2 *m, real *atty, real *att, const real *qkv)
-{
-    int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),
-            HS = A / NH;
-    float *scores = m->stats.scores;
-    for (int64_t b = 0; b < m->B; b++, atty += T * A, att += NH * T * T, qkv += T * 3 * A) {
-        struct heads q = {qkv, 3 * A, HS}, k = {qkv + A, 3 * A, HS}, v = {qkv + 2 * A, 3 * A, HS};
-        struct heads s = {scores, T, T * T}, p = {att, T, T * T}, y = {atty, A, HS};
-        multiply_heads(m, s, ZERO_F32, q, false, k, true, T, T, HS); /* scores = q k^T */
-        LAYER(m, causal_softmax_forward, att, scores, NH, T, 1.0f / sqrtf((float)HS));
-        multiply_heads(m, y, GPT2_GEMM_DTYPE, p, false, v, false, T, HS, T); /* y = att v */
-    }
-}
-
-/* dqkv from datty, with the att that products_forward kept. datt has the memory of scores. */
-static void products_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *att, const real *qkv)
-{
-    int64_t T = m->config.context, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config),
-            HS = A / NH;
-    int64_t T3A = T * 3 * A;
-    float *datt = m->stats.scores;
-    real *dscores = m->acts.dscores;
-    for (int64_t b = 0; b < m->B; b++, datty += T * A, att += NH * T * T, qkv += T3A, dqkv += T3A) {
-        struct heads q = {qkv, 3 * A, HS}, k = {qkv + A, 3 * A, HS}, v = {qkv + 2 * A, 3 * A, HS};
-        struct heads dq = {dqkv, 3 * A, HS}, dk = {dqkv + A, 3 * A, HS}, dv = {dqkv + 2 * A, 3 * A, HS};
-        struct heads p = {att, T, T * T}, dp = {datt, T, T * T}, ds = {dscores, T, T * T},
-                     dy = {datty, A, HS};
-        multiply_heads(m, dp, ZERO_F32, dy, false, v, true, T, T, HS);        /* datt = dy v^T */
-        multiply_heads(m, dv, GPT2_GEMM_DTYPE, p, true, dy, false, T, HS, T); /* dv = att^T dy */
-        LAYER(m, causal_softmax_backward, dscores, datt, att, NH, T, 1.0f / sqrtf((float)HS));
-        multiply_heads(m, dq, GPT2_GEMM_DTYPE, ds, false, k, false, T, HS, T); /* dq = dscores k */
-        multiply_heads(m, dk, GPT2_GEMM_DTYPE, ds, true, q, false, T, HS, T);  /* dk = dscores^T q */
-    }
-}
-
-static void attention_forward(struct gpt2 *m, int64_t l, real *atty, const real *qkv)
-{
-    int64_t T = m->config.context, NH = gpt2_part_heads(&m->config), HS = gpt2_part_channels(&m->config) / NH;
-    int64_t rows = m->B * NH * T;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
-    if (m->attention)
-        RUN(m, m->attention->forward(m->compute, atty, m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
-    else
-        products_forward(m, atty, m->acts.att + l * rows * T, qkv);
+    RUN(m, gpt2_context_forward(m, l, atty, qkv));
     profile_enter(m->profile, before);
 }
 
@@ -284,41 +218,35 @@ static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real
 {
     if (m->computes == GPT2_WEIGHTS)
         return;
-    int64_t T = m->config.context, NH = gpt2_part_heads(&m->config), HS = gpt2_part_channels(&m->config) / NH;
-    int64_t rows = m->B * NH * T;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
-    if (m->attention) {
-        RUN(m, m->attention->backward(m->compute, dqkv, m->stats.dots, datty, atty,
-                                      m->stats.logsum + l * rows, qkv, m->B, T, NH, HS));
-    } else {
-        products_backward(m, dqkv, datty, m->acts.att + l * rows * T, qkv);
-    }
+    RUN(m, gpt2_context_backward(m, l, dqkv, datty, atty, qkv));
     profile_enter(m->profile, before);
 }
 
-/* Groups the rows by token, in ascending order, with a counting sort. */
-static void sort_batch(struct gpt2 *m, struct gpt2_batch *b)
+/* Groups rows by number, below n_numbers, in ascending order with a counting sort. A row whose number is
+ * negative is left out: its token belongs to another rank. */
+static void sort_rows(struct gpt2_groups *g, const int32_t *number, int64_t n_rows, int64_t n_numbers,
+                      int32_t *next)
 {
-    int64_t BT = m->B * m->config.context, V = m->config.vocab;
-    int32_t *next = m->count, n = 0, at = 0; /* next[v]: position of the next row of v */
-    memset(next, 0, (size_t)V * sizeof *next);
-    for (int64_t row = 0; row < BT; row++)
-        if (b->tokens[row] >= 0) /* else it belongs to another rank */
-            next[b->tokens[row]]++;
-    for (int32_t v = 0; v < V; v++) {
+    int32_t n = 0, at = 0; /* next[v]: position of the next row of v */
+    memset(next, 0, (size_t)n_numbers * sizeof *next);
+    for (int64_t row = 0; row < n_rows; row++)
+        if (number[row] >= 0)
+            next[number[row]]++;
+    for (int32_t v = 0; v < n_numbers; v++) {
         if (next[v]) {
-            b->distinct[n] = v;
-            b->first[n++] = at;
+            g->distinct[n] = v;
+            g->first[n++] = at;
         }
         int32_t rows = next[v];
         next[v] = at;
         at += rows;
     }
-    b->first[n] = at;
-    b->n_distinct = n;
-    for (int32_t row = 0; row < BT; row++)
-        if (b->tokens[row] >= 0)
-            b->order[next[b->tokens[row]]++] = row;
+    g->first[n] = at;
+    g->n_distinct = n;
+    for (int32_t row = 0; row < n_rows; row++)
+        if (number[row] >= 0)
+            g->order[next[number[row]]++] = row;
 }
 
 /* The first token id of this rank. */
@@ -337,13 +265,15 @@ void gpt2_send_batch(struct gpt2 *m)
 {
     const struct zr_device_ops *dev = m->compute->dev->ops;
     struct gpt2_batch *staged = &m->staged[m->slot];
-    int64_t BT = m->B * m->config.context;
+    int64_t BT = gpt2_own_tokens(m);
     if (m->config.tp > 1) {
         gpt2_vocab_localize(staged->tokens, BT, first_id(m), n_ids(m));
         gpt2_vocab_localize(staged->targets, BT, first_id(m), n_ids(m));
     }
-    sort_batch(m, staged);
-    m->batch.n_distinct = staged->n_distinct;
+    sort_rows(&staged->by_token, staged->tokens, BT, m->config.vocab, m->count);
+    sort_rows(&staged->by_position, staged->positions, BT, m->config.context, m->count);
+    m->batch.by_token.n_distinct = staged->by_token.n_distinct;
+    m->batch.by_position.n_distinct = staged->by_position.n_distinct;
     RUN(m, dev->copy(m->compute->stream, m->batch.tokens, staged->tokens, m->batch_memory.bytes));
     RUN(m, dev->event_record(m->sent[m->slot], m->compute->stream));
 }
@@ -359,15 +289,15 @@ void gpt2_embed_forward(struct gpt2 *m)
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     if (m->config.tp > 1) {
         real *embedded = m->config.sequence ? m->acts.all : m->acts.embedded;
-        LAYER(m, embedding_forward, embedded, m->batch.tokens, m->params.wte,
-              m->part == 0 ? m->params.wpe : NULL, m->B, m->config.context, m->config.channels);
+        LAYER(m, embedding_forward, embedded, m->batch.tokens, m->batch.positions, m->params.wte,
+              m->part == 0 ? m->params.wpe : NULL, gpt2_own_tokens(m), m->config.channels);
         if (m->config.sequence)
             RUN(m, m->scatter(m->sum_arg, m->acts.embedded, embedded, gpt2_own_rows(m) * m->config.channels));
         else
             sum_parts(m, embedded);
     } else {
-        LAYER(m, embedding_forward, m->acts.embedded, m->batch.tokens, m->params.wte, m->params.wpe, m->B,
-              m->config.context, m->config.channels);
+        LAYER(m, embedding_forward, m->acts.embedded, m->batch.tokens, m->batch.positions, m->params.wte,
+              m->params.wpe, gpt2_own_tokens(m), m->config.channels);
     }
     profile_enter(m->profile, before);
 }
@@ -392,7 +322,7 @@ real *gpt2_last_residual(struct gpt2 *m)
 void gpt2_layer_forward(struct gpt2 *m, int64_t l)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
-    int64_t C = m->config.channels, BT = m->B * m->config.context, R = gpt2_own_rows(m);
+    int64_t C = m->config.channels, BT = gpt2_own_tokens(m), R = gpt2_own_rows(m);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     const struct params *p = &m->params;
     const struct activations *a = &m->acts;
@@ -424,7 +354,7 @@ static struct gpt2_label label_of(const struct gpt2_config *c)
 /* The loss of one row of the batch if the logits are split over the ranks by token id. */
 static void loss_of_parts(struct gpt2 *m, int64_t b)
 {
-    int64_t T = m->config.context, U = gpt2_part_vocab(&m->config), ld = m->ld_logits;
+    int64_t T = gpt2_own_context(&m->config), U = gpt2_part_vocab(&m->config), ld = m->ld_logits;
     float *top = m->stats.rows, *total = top + T, *wanted = total + T;
     const int32_t *targets = m->batch.targets + b * T;
     const struct gpt2_label label = label_of(&m->config);
@@ -439,7 +369,8 @@ static void loss_of_parts(struct gpt2 *m, int64_t b)
 void gpt2_head_forward(struct gpt2 *m)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
-    int64_t C = m->config.channels, T = m->config.context, U = gpt2_part_vocab(&m->config), BT = m->B * T;
+    int64_t C = m->config.channels, T = gpt2_own_context(&m->config), U = gpt2_part_vocab(&m->config),
+            BT = m->B * T;
     LAYER(m, layernorm_forward, m->acts.lnf, m->stats.lnf_mean, m->stats.lnf_rstd,
           residual_before(m, m->config.layers), m->params.lnfw, m->params.lnfb, m->stats.scratch,
           gpt2_own_rows(m), C);
@@ -498,7 +429,7 @@ void gpt2_head_backward(struct gpt2 *m)
 void gpt2_layer_backward(struct gpt2 *m, int64_t l)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
-    int64_t C = m->config.channels, BT = m->B * m->config.context, R = gpt2_own_rows(m);
+    int64_t C = m->config.channels, BT = gpt2_own_tokens(m), R = gpt2_own_rows(m);
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
     const struct params *p = &m->params, *g = &m->grads;
     const struct activations *a = &m->acts;
@@ -538,8 +469,12 @@ void gpt2_embed_backward(struct gpt2 *m)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     const real *dout = kept_gradient(m, 4 * m->config.layers + 1, m->acts.dresidual);
-    if (m->computes != GPT2_INPUTS)
-        LAYER(m, embedding_backward, m->grads.wte, m->grads.wpe, all_rows(m, dout), &m->batch,
-              m->stats.scratch, m->B, m->config.context, m->config.channels);
+    if (m->computes != GPT2_INPUTS) {
+        dout = all_rows(m, dout);
+        LAYER(m, tokens_backward, m->grads.wte, dout, &m->batch.by_token, m->stats.scratch,
+              m->config.channels);
+        LAYER(m, positions_backward, m->grads.wpe, dout, &m->batch.by_position, m->stats.scratch,
+              m->config.channels);
+    }
     profile_enter(m->profile, before);
 }

@@ -7,7 +7,9 @@
  * to the memory of struct compute's device, and work goes to its stream. On the host, work is done when a
  * call returns. Calls wait for a GPU only where their comment says so.
  *
- * Sizes: B rows, T tokens each, C channels, NH heads, L layers, V token ids.
+ * Sizes: B rows, T tokens each, C channels, NH heads, L layers, V token ids. The row's whole length is
+ * config.context. With context parallelism (config.cp) each rank has T = context / cp tokens of every row,
+ * and only attention needs those of other ranks (gpt2_context.h). Without it, T is context.
  *
  * With tensor parallelism (config.tp), a rank has some of the heads. It has A of the C channels between qkv
  * and the projection, F of the 4*C of the MLP, and U of the V token ids. Position embeddings, norms and the
@@ -20,13 +22,14 @@
 #define ZERO_BENCH_GPT2_H
 
 #include "bench/gpt2/gpt2_config.h"
+#include "bench/gpt2/gpt2_context.h"
 #include "bench/gpt2/gpt2_layers.h"
 #include "bench/train/profile.h"
 
 /* Parameters or their gradients, in one buffer in this order:
  *
  *     wte                 (U, C), token embedding, and the head
- *     wpe                 (T, C), position embedding
+ *     wpe                 (context, C), position embedding
  *     ln1w, ln1b          (L, C)
  *     qkvw, qkvb          (L, 3*A, C) and (L, 3*A)
  *     attprojw, attprojb  (L, C, A) and (L, C)
@@ -48,7 +51,6 @@ struct params {
  *     embedded             (R, C)
  *     ln1                  (L, R, C)
  *     qkv                  (L, B, T, 3*A)
- *     att                  (L, B, NH, T, T), after the softmax; not with fused attention
  *     atty                 (L, B, T, A)
  *     residual2, ln2       (L, R, C)
  *     fch, fch_gelu        (L, B, T, F)
@@ -62,9 +64,9 @@ struct params {
  *     dbtc                 (B, T, C)
  *     dqkv                 (B, T, 3*A)
  *     dfch                 (B, T, F)
- *     dscores              (NH, T, T) of one row; not with fused attention
  *     dbias                (4*C)
  *     all                  (B, T, C) if R is not B*T: the rows of all ranks, also in forward
+ *     shared               buffers of attention, with config.cp (gpt2_cp_room)
  *
  * If config.two_parts is set, a backward pass comes in two parts (enum gpt2_computes). Each micro-batch then
  * has its own dqkv and dfch, with L such arrays in each, and
@@ -78,12 +80,12 @@ struct params {
  * NH counts the rank's own heads. */
 struct activations {
     real *embedded;
-    real *ln1, *qkv, *att, *atty, *residual2;
+    real *ln1, *qkv, *atty, *residual2;
     real *ln2, *fch, *fch_gelu, *residual3;
     real *lnf, *dlogits;
-    real *dresidual, *dbtc, *dqkv, *dfch, *dscores, *dbias, *all, *kept_grads;
+    real *dresidual, *dbtc, *dqkv, *dfch, *dbias, *all, *shared, *kept_grads;
 };
-#define GPT2_N_ACTIVATIONS 20
+#define GPT2_N_ACTIVATIONS 19
 
 /* Statistics and buffers in fp32, whatever the dtype. */
 struct statistics {
@@ -91,18 +93,18 @@ struct statistics {
     float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
     /* (R) each. */
     float *lnf_mean, *lnf_rstd;
-    /* (NH, T, T) of one row; not with fused attention. */
-    float *scores;
-    /* (L, B, NH, T) and (B, NH, T), with fused attention. */
-    float *logsum, *dots;
+    /* (L, B, NH, T), (B, NH, T) and gpt2_attention_scratch() floats. */
+    float *logsum, *dots, *attention;
     /* (T, U) of one row, its rows padded. */
     float *logits;
     /* (3, T) of one row: values that the tensor-parallel ranks exchange (gpt2_vocab.h). */
     float *rows;
     /* (gpt2_layers.n_scratch) */
     float *scratch;
+    /* Buffers of attention, with config.cp (gpt2_cp_room). */
+    float *shared;
 };
-#define GPT2_N_STATISTICS 12
+#define GPT2_N_STATISTICS 13
 
 struct gpt2_block {
     void *p;
@@ -128,8 +130,6 @@ struct gpt2 {
     /* Borrowed. */
     const struct compute *compute;
     const struct gpt2_layers *layers;
-    /* Fused attention. NULL: not available for this head size. */
-    const struct gpt2_attention *attention;
     struct params params, grads;
     /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw) and adds all others. If
      * false, it adds all. Set by the caller before a backward pass. */
@@ -149,6 +149,8 @@ struct gpt2 {
     int (*gather)(void *arg, real *dst, const real *src, int64_t n);
     int (*scatter)(void *arg, real *dst, const real *src, int64_t n);
     void *sum_arg;
+    /* Set before the first batch if config.cp is above 1. */
+    struct gpt2_cp cp;
     /* The current one of kept[n_kept]. If config.no_embedding is set, embedded is the caller's. */
     struct activations acts;
     struct statistics stats;
@@ -157,15 +159,17 @@ struct gpt2 {
     /* (B, T) The loss of each token; the sum of their means over micro-batches. */
     double *losses, *loss;
 
-    /* (B, T) each. The caller fills them in after gpt2_next_batch and before forward. */
-    int32_t *tokens, *targets;
+    /* (B, T) each. After gpt2_next_batch and before forward the caller fills in tokens and targets. With
+     * config.documents it fills in document_start (B, context), and positions, which else are those of the
+     * row. */
+    int32_t *tokens, *targets, *positions, *document_start;
     /* Two host buffers, so that one is filled while the other is copied, and the device's buffer. */
     struct gpt2_batch staged[2], batch;
     /* The next buffer of staged to fill. */
     int slot;
     /* When complete, staged[i] may be written again. */
     struct zr_event *sent[2];
-    /* (V + 1) Buffer for sorting a batch, on the host. */
+    /* A count for each token id and each position, to sort a batch on the host. */
     int32_t *count;
     /* The loss, on the host. */
     double *loss_out;
@@ -181,17 +185,16 @@ struct gpt2 {
     struct profile *profile;
 };
 
-/* The distance in elements between arrays of n elements that lie one after the other. It is n rounded up, so
- * that all of them are aligned to 256 bytes if the first is. */
-static inline int64_t gpt2_apart(int64_t n)
+/* B*T, the tokens of a micro-batch that this rank has. */
+static inline int64_t gpt2_own_tokens(const struct gpt2 *m)
 {
-    return (n + 127) / 128 * 128;
+    return m->B * gpt2_own_context(&m->config);
 }
 
 /* R, the rows between products. */
 static inline int64_t gpt2_own_rows(const struct gpt2 *m)
 {
-    return m->B * m->config.context / (m->config.sequence ? m->config.tp : 1);
+    return gpt2_own_tokens(m) / (m->config.sequence ? m->config.tp : 1);
 }
 
 /* Allocates memory for tokens and for the activations of one micro-batch. Returns 0 or a zero_err; on failure
@@ -205,7 +208,7 @@ int gpt2_keep(struct gpt2 *m, int64_t n);
 int gpt2_open_params(struct gpt2 *m, uint64_t seed);
 int gpt2_open_grads(struct gpt2 *m);
 void gpt2_close(struct gpt2 *m);
-/* Bytes of all kept micro-batches and the buffers, without statistics. */
+/* Bytes of all kept micro-batches and the buffers, without statistics but with the buffers of cp. */
 int64_t gpt2_activation_bytes(const struct gpt2 *m);
 
 /* Writes GPT-2's initial values of elements [first, first + n) of tensor t to x on the host. Tensors are
@@ -214,8 +217,8 @@ int64_t gpt2_activation_bytes(const struct gpt2 *m);
  * whole model. */
 void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
 
-/* Points m->tokens and m->targets at a buffer to fill in. Call it before each micro-batch. It waits until the
- * batch before the last was copied. Returns 0 or a zero_err. */
+/* Points m->tokens and the arrays beside it at a buffer to fill in. Call it before each micro-batch. It waits
+ * until the batch before the last was copied. Returns 0 or a zero_err. */
 int gpt2_next_batch(struct gpt2 *m);
 /* Copies the filled buffer to the device, for all calls below. */
 void gpt2_send_batch(struct gpt2 *m);

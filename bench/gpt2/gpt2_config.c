@@ -4,6 +4,8 @@
  * two CPU cores. */
 #include "bench/gpt2/gpt2_config.h"
 
+#include <stdio.h>
+
 enum { NANO, M124, M355, M774, B1_5 };
 
 static const struct {
@@ -19,12 +21,78 @@ static const struct option_word preset_names[] = {
     {"gpt2-774M", M774}, {"gpt2-1.5B", B1_5}, {0},
 };
 
+const struct option_word gpt2_cp_forms[] = {
+    {"gather", GPT2_CP_GATHER}, {"exchange", GPT2_CP_EXCHANGE}, {"ring", GPT2_CP_RING}, {0}};
+const struct option_word gpt2_cp_orders[] = {
+    {"zigzag", GPT2_CP_ZIGZAG}, {"contiguous", GPT2_CP_CONTIGUOUS}, {0}};
+
 int64_t gpt2_n_params(const struct gpt2_config *c)
 {
     int64_t C = c->channels;
     int64_t layer =
         12 * C * C + 13 * C; /* matrices with 3, 1, 4 and 4 C*C, their biases (9 C), two norms (4 C) */
     return (c->vocab + c->context) * C + c->layers * layer + 2 * C;
+}
+
+struct gpt2_cp_room gpt2_cp_room(const struct gpt2_config *c, int64_t B, int64_t element_bytes)
+{
+    int64_t tokens = B * gpt2_own_context(c), heads = gpt2_part_heads(c), HS = c->channels / c->heads;
+    int64_t n = c->cp_heads ? c->cp_heads : heads, some = tokens * n * HS, all = tokens * heads * HS;
+    int64_t message = gpt2_apart(2 * all * element_bytes / (int64_t)sizeof(float) + 2 * all);
+    if (c->cp <= 1)
+        return (struct gpt2_cp_room){0};
+    switch (c->cp_form) {
+    case GPT2_CP_EXCHANGE:
+        return (struct gpt2_cp_room){.reals = 2 * gpt2_apart(3 * all)};
+    case GPT2_CP_RING:
+        return (struct gpt2_cp_room){.floats = 2 * message + gpt2_apart(2 * all) + gpt2_apart(all) +
+                                               gpt2_apart(tokens * heads)};
+    default:
+        return (struct gpt2_cp_room){.reals = 2 * gpt2_apart(2 * c->cp * some) +
+                                              (n < heads ? 2 * gpt2_apart(some) : 0),
+                                     .floats = 2 * gpt2_apart(2 * c->cp * some) + gpt2_apart(some)};
+    }
+}
+
+/* In planes of a rank's tokens, n bytes each. Gradients of keys and values are fp32. A ring passes keys and
+ * values on cp - 1 times, and their gradients cp times. */
+int64_t gpt2_cp_bytes(const struct gpt2_config *c, int64_t B, int64_t element_bytes)
+{
+    int64_t elements = B * gpt2_own_context(c) * gpt2_part_channels(c), n = elements * element_bytes,
+            n32 = elements * (int64_t)sizeof(float), others = c->cp - 1;
+    if (c->cp <= 1)
+        return 0;
+    switch (c->cp_form) {
+    case GPT2_CP_EXCHANGE:
+        return (4 + 5) * n * others / c->cp;
+    case GPT2_CP_RING:
+        return 2 * 2 * n * others + 2 * n32 * c->cp;
+    default:
+        return 2 * 2 * n * others + 2 * n32 * others;
+    }
+}
+
+bool gpt2_cp_fault(const struct gpt2_config *c, char *text, size_t n)
+{
+    long long cp = (long long)c->cp, heads = (long long)gpt2_part_heads(c), context = (long long)c->context;
+    long long chunks = c->cp_order == GPT2_CP_CONTIGUOUS ? cp : 2 * cp;
+    *text = 0;
+    if (cp <= 1 && (c->cp_form || c->cp_order || c->cp_heads))
+        snprintf(text, n, "--cp%s: is of the ranks of --cp, of 2 or more",
+                 c->cp_form    ? "-form"
+                 : c->cp_order ? "-order"
+                               : "-heads");
+    else if (cp > 1 && context % chunks)
+        snprintf(text, n, "--cp: the %s order cuts a row in %lld parts, which do not divide the %lld tokens",
+                 chunks == cp ? "contiguous" : "zigzag", chunks, context);
+    else if (cp > 1 && c->cp_form == GPT2_CP_EXCHANGE && heads % cp)
+        snprintf(text, n, "--cp-form exchange: %lld ranks do not divide the %lld heads of each", cp, heads);
+    else if (c->cp_heads && c->cp_form > GPT2_CP_GATHER)
+        snprintf(text, n, "--cp-heads: is of --cp-form gather");
+    else if (c->cp_heads && heads % c->cp_heads)
+        snprintf(text, n, "--cp-heads: %lld do not divide the %lld heads of a rank", (long long)c->cp_heads,
+                 heads);
+    return *text;
 }
 
 double gpt2_flop_per_token(const struct gpt2_config *c)
@@ -47,8 +115,8 @@ static const struct option_row rows[] = {
 };
 
 /* Makes config of the preset and of own. Sizes replace those of the preset, wherever they stand on the
- * command line. Commands may add tp, sequence and label_smoothing to own by options that other tables do not
- * have. */
+ * command line. Commands may add tp, sequence, cp, documents and label_smoothing to own by options that other
+ * tables do not have. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct model_options *m = options;
@@ -66,6 +134,11 @@ static error_t finish(struct argp_state *state, void *options)
     c->label_smoothing = own->label_smoothing;
     c->tp = own->tp;
     c->sequence = own->sequence;
+    c->cp = own->cp;
+    c->cp_form = own->cp_form;
+    c->cp_order = own->cp_order;
+    c->cp_heads = own->cp_heads;
+    c->documents = own->documents;
     if (c->channels % c->heads)
         return option_fault(state, "--channels: %lld is not a multiple of the %lld heads",
                             (long long)c->channels, (long long)c->heads);

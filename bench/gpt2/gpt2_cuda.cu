@@ -249,69 +249,132 @@ template <int W> __global__ void gelu_backward_kernel(real *dout, const real *in
     store<W>(dout + i, d);
 }
 
-/* ---- causal softmax: a warp per row ---- */
+/* ---- attention: a thread per element, or a warp per row ---- */
 
-template <int W>
+/* Element i of an array (heads, n, width): its row's number among the caller's rows, or -1; and its index in
+ * the caller's array. */
+struct place_of_element {
+    int64_t row, at;
+    __device__ __forceinline__ place_of_element(int64_t i, const gpt2_heads &heads, const gpt2_rows &rows,
+                                                int64_t first, int64_t n)
+    {
+        int64_t head = heads.first + i / heads.width / n;
+        row = gpt2_row_at(&rows, first + i / heads.width % n);
+        at = head / heads.NH * heads.batch + head % heads.NH * heads.head + row * heads.row + i % heads.width;
+    }
+};
+
+__global__ void attention_load_kernel(real *to, const real *from, const gpt2_heads heads,
+                                      const gpt2_rows rows, int64_t first, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= heads.n * n * heads.width)
+        return;
+    const place_of_element place(i, heads, rows, first, n);
+    to[i] = place.row < 0 ? from_float(0) : from[place.at];
+}
+
+__global__ void attention_store_kernel(real *to, float *to32, bool adds, const float *from,
+                                       const gpt2_heads heads, const gpt2_rows rows, int64_t first, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= heads.n * n * heads.width)
+        return;
+    const place_of_element place(i, heads, rows, first, n);
+    if (place.row < 0)
+        return;
+    if (!to32)
+        to[place.at] = from_float(from[i]);
+    else
+        to32[place.at] = adds ? to32[place.at] + from[i] : from[i];
+}
+
+/* The keys that row `row` of a tile sees, counted over its heads. */
+__device__ __forceinline__ gpt2_seen seen_by_row(const gpt2_tile &tile, int64_t row)
+{
+    return gpt2_seen_keys(&tile, tile.first_head + row / tile.n_queries, row % tile.n_queries);
+}
+
 __global__ void __launch_bounds__(32 * ROWS)
-    causal_softmax_forward_kernel(real *att, const float *scores, int64_t n_rows, int T, float scale)
+    attention_softmax_kernel(real *att, float *logsum, const float *scores, const gpt2_tile tile)
 {
     int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
-    if (row >= n_rows)
+    if (row >= tile.n_heads * tile.n_queries)
         return;
-    int n = (int)(row % T) + 1; /* a token sees itself and the tokens before it */
-    scores += row * T;
-    att += row * T;
-    float x[W] = {}, top = -INFINITY, sum = 0;
-    for (int i = (int)threadIdx.x * W; i < n; i += 32 * W) {
-        load_floats<W>(x, scores + i);
-        for (int j = 0; j < W; j++)
-            top = i + j < n ? fmaxf(top, x[j]) : top;
-    }
+    const gpt2_seen seen = seen_by_row(tile, row);
+    int from = (int)seen.from, to = (int)seen.to, n = (int)tile.n_keys;
+    scores += row * n;
+    att += row * n;
+    float top = -INFINITY, sum = 0;
+    for (int i = from + (int)threadIdx.x; i < to; i += 32)
+        top = fmaxf(top, scores[i]);
     top = warp_max(top);
-    for (int i = (int)threadIdx.x * W; i < n; i += 32 * W) {
-        load_floats<W>(x, scores + i);
-        for (int j = 0; j < W; j++)
-            sum += i + j < n ? expf((x[j] - top) * scale) : 0.0f;
-    }
-    float inverse = 1.0f / warp_sum(sum);
-    for (int i = (int)threadIdx.x * W; i < T; i += 32 * W) {
-        if (i < n)
-            load_floats<W>(x, scores + i);
-        for (int j = 0; j < W; j++)
-            x[j] = i + j < n ? expf((x[j] - top) * scale) * inverse : 0.0f;
-        store<W>(att + i, x);
+    for (int i = from + (int)threadIdx.x; i < to; i += 32)
+        sum += expf((scores[i] - top) * tile.scale);
+    sum = warp_sum(sum);
+    float inverse = 1.0f / sum;
+    for (int i = (int)threadIdx.x; i < n; i += 32)
+        att[i] = from_float(i >= from && i < to ? expf((scores[i] - top) * tile.scale) * inverse : 0.0f);
+    if (threadIdx.x == 0)
+        logsum[row] = from < to ? top * tile.scale + logf(sum) : -INFINITY;
+}
+
+__global__ void __launch_bounds__(32 * ROWS)
+    attention_softmax_backward_kernel(real *att, real *dscores, const float *scores, const float *datt,
+                                      const float *logsum, const float *dots, const gpt2_tile tile)
+{
+    int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
+    if (row >= tile.n_heads * tile.n_queries)
+        return;
+    const gpt2_seen seen = seen_by_row(tile, row);
+    int64_t given = (tile.first_head + row / tile.n_queries) * gpt2_n_rows(&tile.queries) +
+                    gpt2_row_at(&tile.queries, tile.query + row % tile.n_queries);
+    int from = (int)seen.from, to = (int)seen.to, n = (int)tile.n_keys;
+    float less = from < to ? logsum[given] : 0.0f, dot = from < to ? dots[given] : 0.0f;
+    for (int i = (int)threadIdx.x; i < n; i += 32) {
+        int64_t at = row * n + i;
+        float p = i >= from && i < to ? expf(scores[at] * tile.scale - less) : 0.0f;
+        att[at] = from_float(p);
+        dscores[at] = from_float(i >= from && i < to ? p * (datt[at] - dot) * tile.scale : 0.0f);
     }
 }
 
-template <int W>
-__global__ void __launch_bounds__(32 * ROWS)
-    causal_softmax_backward_kernel(real *dscores, const float *datt, const real *att, int64_t n_rows, int T,
-                                   float scale)
+/* dots (B, NH, n): a warp per row (B, n, NH) */
+__global__ void __launch_bounds__(32 * ROWS) attention_dots_kernel(float *dots, const real *dy, const real *y,
+                                                                   int64_t n_rows, int64_t n, int NH, int HS)
 {
     int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
     if (row >= n_rows)
         return;
-    int n = (int)(row % T) + 1;
-    datt += row * T;
-    dscores += row * T;
-    att += row * T;
-    float d[W] = {}, a[W] = {}, sum = 0;
-    for (int i = (int)threadIdx.x * W; i < n; i += 32 * W) {
-        load_floats<W>(d, datt + i);
-        load<W>(a, att + i);
-        for (int j = 0; j < W; j++)
-            sum += i + j < n ? d[j] * a[j] : 0.0f;
-    }
-    float total = warp_sum(sum);
-    for (int i = (int)threadIdx.x * W; i < T; i += 32 * W) {
-        if (i < n) {
-            load_floats<W>(d, datt + i);
-            load<W>(a, att + i);
-        }
-        for (int j = 0; j < W; j++)
-            d[j] = i + j < n ? a[j] * (d[j] - total) * scale : 0.0f;
-        store<W>(dscores + i, d);
-    }
+    float sum = 0;
+    for (int64_t i = row * HS + threadIdx.x; i < (row + 1) * HS; i += 32)
+        sum += to_float(dy[i]) * to_float(y[i]);
+    sum = warp_sum(sum);
+    if (threadIdx.x == 0)
+        dots[(row / NH / n * NH + row % NH) * n + row / NH % n] = sum;
+}
+
+/* A warp per row. */
+__global__ void __launch_bounds__(32 * ROWS)
+    attention_merge_kernel(float *y, float *logsum, const float *y_part, const float *logsum_part,
+                           const gpt2_heads heads, int64_t n)
+{
+    int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
+    if (row >= heads.n * n)
+        return;
+    float whole = logsum[row], part = logsum_part[row];
+    if (part == -INFINITY)
+        return;
+    int64_t head = heads.first + row / n;
+    int64_t at = head / heads.NH * heads.batch + head % heads.NH * heads.head + row % n * heads.row;
+    float top = whole > part ? whole : part;
+    float less = whole == -INFINITY ? 0.0f : expf(whole > part ? part - whole : whole - part);
+    float share = (whole > part ? less : 1.0f) / (1.0f + less);
+    for (int i = (int)threadIdx.x; i < heads.width; i += 32)
+        y[at + i] = whole == -INFINITY ? y_part[at + i] : y[at + i] - share * (y[at + i] - y_part[at + i]);
+    __syncwarp(); /* all lanes have read logsum */
+    if (threadIdx.x == 0)
+        logsum[row] = top + log1pf(less);
 }
 
 /* ---- the loss: a block per row ---- */
@@ -513,8 +576,8 @@ __global__ void add_loss_kernel(double *total, const double *loss, int64_t N)
 /* ---- the embedding ---- */
 
 template <int W>
-__global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const real *wte, const real *wpe,
-                                         int64_t n, int T, int C)
+__global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const int32_t *positions,
+                                         const real *wte, const real *wpe, int64_t n, int C)
 {
     int64_t i = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * W;
     float x[W], y[W];
@@ -526,7 +589,7 @@ __global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const
     if (tokens[row] >= 0)
         load<W>(x, wte + (int64_t)tokens[row] * C + c);
     if (wpe)
-        load<W>(y, wpe + row % T * C + c);
+        load<W>(y, wpe + (int64_t)positions[row] * C + c);
     for (int j = 0; j < W; j++)
         x[j] += y[j];
     store<W>(out + i, x);
@@ -534,8 +597,8 @@ __global__ void embedding_forward_kernel(real *out, const int32_t *tokens, const
 
 /* A block of (32, ROWS) threads computes 32 columns of each token. */
 __global__ void __launch_bounds__(32 * ROWS)
-    embedding_backward_kernel(real *dwte, const real *dout, const int32_t *order, const int32_t *distinct,
-                              const int32_t *first, int C)
+    tokens_backward_kernel(real *dwte, const real *dout, const int32_t *order, const int32_t *distinct,
+                           const int32_t *first, int C)
 {
     int c = (int)(blockIdx.y * 32 + threadIdx.x);
     int end = first[blockIdx.x + 1];
@@ -550,15 +613,19 @@ __global__ void __launch_bounds__(32 * ROWS)
     }
 }
 
-__global__ void position_backward_kernel(real *dwpe, const real *dout, int B, int64_t n)
+/* A position has few rows, which one thread adds. */
+__global__ void positions_backward_kernel(real *dwpe, const real *dout, const int32_t *order,
+                                          const int32_t *distinct, const int32_t *first, int64_t n, int C)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n)
         return;
+    int64_t d = i / C, c = i % C;
     float sum = 0;
-    for (int b = 0; b < B; b++)
-        sum += to_float(dout[b * n + i]);
-    dwpe[i] = from_float(to_float(dwpe[i]) + sum);
+    for (int at = first[d]; at < first[d + 1]; at++)
+        sum += to_float(dout[(int64_t)order[at] * C + c]);
+    real *grad = dwpe + (int64_t)distinct[d] * C + c;
+    *grad = from_float(to_float(*grad) + sum);
 }
 
 /* --- the table of functions --- */
@@ -631,19 +698,46 @@ int gelu_backward(const struct compute *on, real *dout, const real *inp, int64_t
                   ceil_div(n, THREADS * (w ? WIDE : 1)), THREADS, dout, inp, n);
 }
 
-int causal_softmax_forward(const struct compute *on, real *att, float *scores, int64_t NH, int64_t T,
-                           float scale)
+int attention_load(const struct compute *on, real *to, const real *from, gpt2_heads heads, gpt2_rows rows,
+                   int64_t first, int64_t n)
 {
-    return launch(on, "softmax", BY_WIDTH(wide(T, att, scores), causal_softmax_forward_kernel),
-                  ceil_div(NH * T, ROWS), warps, att, scores, NH * T, (int)T, scale);
+    return launch(on, "attention", attention_load_kernel, ceil_div(heads.n * n * heads.width, THREADS),
+                  THREADS, to, from, heads, rows, first, n);
 }
 
-int causal_softmax_backward(const struct compute *on, real *dscores, float *datt, const real *att, int64_t NH,
-                            int64_t T, float scale)
+int attention_store(const struct compute *on, real *to, float *to32, bool adds, const float *from,
+                    gpt2_heads heads, gpt2_rows rows, int64_t first, int64_t n)
 {
-    return launch(on, "softmax backward",
-                  BY_WIDTH(wide(T, dscores, datt, att), causal_softmax_backward_kernel),
-                  ceil_div(NH * T, ROWS), warps, dscores, datt, att, NH * T, (int)T, scale);
+    return launch(on, "attention", attention_store_kernel, ceil_div(heads.n * n * heads.width, THREADS),
+                  THREADS, to, to32, adds, from, heads, rows, first, n);
+}
+
+int attention_softmax(const struct compute *on, real *att, float *logsum, float *scores, gpt2_tile tile)
+{
+    return launch(on, "softmax", attention_softmax_kernel, ceil_div(tile.n_heads * tile.n_queries, ROWS),
+                  warps, att, logsum, scores, tile);
+}
+
+int attention_merge(const struct compute *on, float *y, float *logsum, const float *y_part,
+                    const float *logsum_part, gpt2_heads heads, int64_t n)
+{
+    return launch(on, "attention", attention_merge_kernel, ceil_div(heads.n * n, ROWS), warps, y, logsum,
+                  y_part, logsum_part, heads, n);
+}
+
+int attention_dots(const struct compute *on, float *dots, const real *dy, const real *y, int64_t B, int64_t n,
+                   int64_t NH, int64_t HS)
+{
+    return launch(on, "attention backward", attention_dots_kernel, ceil_div(B * n * NH, ROWS), warps, dots,
+                  dy, y, B * n * NH, n, (int)NH, (int)HS);
+}
+
+int attention_softmax_backward(const struct compute *on, real *att, real *dscores, float *scores, float *datt,
+                               const float *logsum, const float *dots, gpt2_tile tile)
+{
+    return launch(on, "softmax backward", attention_softmax_backward_kernel,
+                  ceil_div(tile.n_heads * tile.n_queries, ROWS), warps, att, dscores, scores, datt, logsum,
+                  dots, tile);
 }
 
 /* The threads for a row of n logits: no more than it has work for, in whole warps, and at least one warp. */
@@ -701,26 +795,32 @@ int add(const struct compute *on, real *grad, const real *x, int64_t n)
     return launch(on, "add", add_kernel, ceil_div(n, THREADS), THREADS, grad, x, n);
 }
 
-int embedding_forward(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
-                      const real *wpe, int64_t B, int64_t T, int64_t C)
+int embedding_forward(const struct compute *on, real *out, const int32_t *tokens, const int32_t *positions,
+                      const real *wte, const real *wpe, int64_t N, int64_t C)
 {
     bool w = wide(C, out, wte, wpe);
     return launch(on, "embedding", BY_WIDTH(w, embedding_forward_kernel),
-                  ceil_div(B * T * C, THREADS * (w ? WIDE : 1)), THREADS, out, tokens, wte, wpe, B * T * C,
-                  (int)T, (int)C);
+                  ceil_div(N * C, THREADS * (w ? WIDE : 1)), THREADS, out, tokens, positions, wte, wpe, N * C,
+                  (int)C);
 }
 
-int embedding_backward(const struct compute *on, real *dwte, real *dwpe, const real *dout,
-                       const struct gpt2_batch *batch, float *, int64_t B, int64_t T, int64_t C)
+/* CUDA refuses an empty grid, which a rank would have whose tokens all belong to others. */
+int tokens_backward(const struct compute *on, real *grad, const real *dout, const struct gpt2_groups *to,
+                    float *, int64_t C)
 {
-    int err = 0;
-    if (batch->n_distinct) /* else all tokens belong to other ranks, and CUDA refuses an empty grid */
-        err = launch(on, "embedding backward", embedding_backward_kernel,
-                     dim3((unsigned)batch->n_distinct, ceil_div(C, 32)), warps, dwte, dout, batch->order,
-                     batch->distinct, batch->first, (int)C);
-    return err ? err
-               : launch(on, "position backward", position_backward_kernel, ceil_div(T * C, THREADS), THREADS,
-                        dwpe, dout, (int)B, T * C);
+    if (!to->n_distinct)
+        return 0;
+    return launch(on, "tokens backward", tokens_backward_kernel,
+                  dim3((unsigned)to->n_distinct, ceil_div(C, 32)), warps, grad, dout, to->order, to->distinct,
+                  to->first, (int)C);
+}
+
+int positions_backward(const struct compute *on, real *grad, const real *dout, const struct gpt2_groups *to,
+                       float *, int64_t C)
+{
+    int64_t n = to->n_distinct * C;
+    return launch(on, "positions backward", positions_backward_kernel, ceil_div(n, THREADS), THREADS, grad,
+                  dout, to->order, to->distinct, to->first, n, (int)C);
 }
 } // namespace
 
@@ -738,8 +838,12 @@ const struct gpt2_layers gpt2_layers_cuda = {
     layernorm_backward,
     gelu_forward,
     gelu_backward,
-    causal_softmax_forward,
-    causal_softmax_backward,
+    attention_load,
+    attention_store,
+    attention_softmax,
+    attention_merge,
+    attention_dots,
+    attention_softmax_backward,
     cross_entropy,
     vocab_top,
     vocab_exponentials,
@@ -748,5 +852,6 @@ const struct gpt2_layers gpt2_layers_cuda = {
     bias_backward,
     add,
     embedding_forward,
-    embedding_backward,
+    tokens_backward,
+    positions_backward,
 };

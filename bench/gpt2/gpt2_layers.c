@@ -233,55 +233,236 @@ static int gelu_backward(const struct compute *on, real *dout, const real *inp, 
     return 0;
 }
 
-GPT2_CLONES static void causal_softmax_rows(real *restrict att, float *restrict scores, int64_t from,
-                                            int64_t to, int64_t T, float scale)
+/* The index of a head's row in an array. */
+static inline int64_t head_at(const struct gpt2_heads *h, int64_t head, int64_t row)
 {
-    att += from * T;
-    scores += from * T;
-    for (int64_t row = from; row < to; row++, att += T, scores += T) {
-        int64_t n = row % T + 1; /* a token sees itself and the tokens before it */
-        float top = largest(scores, n);
-        for (int64_t i = 0; i < n; i++)
-            scores[i] = fast_exp((scores[i] - top) * scale);
-        float inverse = 1.0f / sum(scores, n);
-        for (int64_t i = 0; i < n; i++)
-            att[i] = from_float(scores[i] * inverse);
-        memset(att + n, 0, (size_t)(T - n) * sizeof *att);
+    return head / h->NH * h->batch + head % h->NH * h->head + row * h->row;
+}
+
+/* Rows at n positions of each of some heads. */
+struct part_of_heads {
+    struct gpt2_heads heads;
+    struct gpt2_rows rows;
+    int64_t first, n;
+};
+
+/* Rows that lie one after the other, or are all missing. */
+struct run {
+    int64_t at, n; /* the index of the first, -1 if they are missing; how many */
+};
+
+/* The run that begins with row i, counted over the heads. It ends before row `end`. */
+static struct run run_from(const struct part_of_heads *p, int64_t i, int64_t end)
+{
+    int64_t position = p->first + i % p->n, row = gpt2_row_at(&p->rows, position);
+    int64_t n = p->n - i % p->n < end - i ? p->n - i % p->n : end - i;
+    for (int r = 0; r < 2; r++) {
+        int64_t to_first = p->rows.first[r] - position, to_end = to_first + p->rows.n[r];
+        n = to_first > 0 && to_first < n ? to_first : n;
+        n = to_end > 0 && to_end < n ? to_end : n;
+    }
+    return (struct run){row < 0 ? -1 : head_at(&p->heads, p->heads.first + i / p->n, row), n};
+}
+
+/* Rows are short, so that calling memcpy for each would take longer. */
+static inline void copy_row(real *restrict to, const real *restrict from, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            to[i + j] = from[i + j];
+    for (; i < n; i++)
+        to[i] = from[i];
+}
+
+GPT2_CLONES static void load_rows(real *restrict to, const real *restrict from, const struct part_of_heads *p,
+                                  int64_t begin, int64_t end)
+{
+    int64_t width = p->heads.width;
+    for (struct run run; begin < end; begin += run.n) {
+        run = run_from(p, begin, end);
+        if (run.at < 0)
+            memset(to + begin * width, 0, (size_t)(run.n * width) * sizeof *to);
+        for (int64_t i = 0; i < run.n && run.at >= 0; i++)
+            copy_row(to + (begin + i) * width, from + run.at + i * p->heads.row, width);
     }
 }
 
-static int causal_softmax_forward(const struct compute *on, real *att, float *scores, int64_t NH, int64_t T,
-                                  float scale)
+static int attention_load(const struct compute *on, real *to, const real *from, struct gpt2_heads heads,
+                          struct gpt2_rows rows, int64_t first, int64_t n)
 {
+    const struct part_of_heads p = {heads, rows, first, n};
     IN_PARTS(on)
-    causal_softmax_rows(att, scores, part_at(on, NH * T, part), part_at(on, NH * T, part + 1), T, scale);
+    load_rows(to, from, &p, part_at(on, heads.n * n, part), part_at(on, heads.n * n, part + 1));
     return 0;
 }
 
-GPT2_CLONES static void causal_softmax_rows_backward(real *restrict dscores, float *restrict datt,
-                                                     const real *restrict att, int64_t from, int64_t to,
-                                                     int64_t T, float scale)
+static inline void round_row(real *restrict to, const float *restrict from, int64_t n)
 {
-    att += from * T;
-    datt += from * T;
-    dscores += from * T;
-    for (int64_t row = from; row < to; row++, att += T, datt += T, dscores += T) {
-        int64_t n = row % T + 1;
-        for (int64_t i = 0; i < n; i++)
-            datt[i] *= to_float(att[i]);
-        float total = sum(datt, n);
-        for (int64_t i = 0; i < n; i++)
-            dscores[i] = from_float((datt[i] - to_float(att[i]) * total) * scale);
-        memset(dscores + n, 0, (size_t)(T - n) * sizeof *dscores);
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++)
+            to[i + j] = from_float(from[i + j]);
+    for (; i < n; i++)
+        to[i] = from_float(from[i]);
+}
+
+/* to32 += from, or = */
+static inline void store_floats(float *restrict to32, bool adds, const float *restrict from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        to32[i] = adds ? to32[i] + from[i] : from[i];
+}
+
+GPT2_CLONES static void store_rows(real *restrict to, float *restrict to32, bool adds,
+                                   const float *restrict from, const struct part_of_heads *p, int64_t begin,
+                                   int64_t end)
+{
+    int64_t width = p->heads.width;
+    for (struct run run; begin < end; begin += run.n) {
+        run = run_from(p, begin, end);
+        for (int64_t i = 0; i < run.n && run.at >= 0; i++) {
+            int64_t at = run.at + i * p->heads.row;
+            if (to32)
+                store_floats(to32 + at, adds, from + (begin + i) * width, width);
+            else
+                round_row(to + at, from + (begin + i) * width, width);
+        }
     }
 }
 
-static int causal_softmax_backward(const struct compute *on, real *dscores, float *datt, const real *att,
-                                   int64_t NH, int64_t T, float scale)
+static int attention_store(const struct compute *on, real *to, float *to32, bool adds, const float *from,
+                           struct gpt2_heads heads, struct gpt2_rows rows, int64_t first, int64_t n)
+{
+    const struct part_of_heads p = {heads, rows, first, n};
+    IN_PARTS(on)
+    store_rows(to, to32, adds, from, &p, part_at(on, heads.n * n, part), part_at(on, heads.n * n, part + 1));
+    return 0;
+}
+
+/* Rows from .. to - 1 of the tile, counted over its heads. */
+GPT2_CLONES static void softmax_rows(real *restrict att, float *restrict logsum, float *restrict scores,
+                                     const struct gpt2_tile *tile, int64_t from, int64_t to)
+{
+    int64_t n = tile->n_keys;
+    for (int64_t row = from; row < to; row++) {
+        struct gpt2_seen seen =
+            gpt2_seen_keys(tile, tile->first_head + row / tile->n_queries, row % tile->n_queries);
+        int64_t n_seen = seen.to - seen.from;
+        float *x = scores + row * n + seen.from;
+        real *a = att + row * n + seen.from;
+        float top = n_seen ? largest(x, n_seen) : 0;
+        for (int64_t i = 0; i < n_seen; i++)
+            x[i] = fast_exp((x[i] - top) * tile->scale);
+        float total = sum(x, n_seen), inverse = 1.0f / total;
+        for (int64_t i = 0; i < n_seen; i++)
+            a[i] = from_float(x[i] * inverse);
+        memset(att + row * n, 0, (size_t)seen.from * sizeof *att);
+        memset(a + n_seen, 0, (size_t)(n - seen.to) * sizeof *att);
+        logsum[row] = n_seen ? top * tile->scale + logf(total) : -INFINITY;
+    }
+}
+
+static int attention_softmax(const struct compute *on, real *att, float *logsum, float *scores,
+                             struct gpt2_tile tile)
+{
+    int64_t n = tile.n_heads * tile.n_queries;
+    IN_PARTS(on)
+    softmax_rows(att, logsum, scores, &tile, part_at(on, n, part), part_at(on, n, part + 1));
+    return 0;
+}
+
+/* y += share * (y_part - y) */
+GPT2_CLONES static void merge_row(float *restrict y, const float *restrict y_part, float share, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] -= share * (y[i] - y_part[i]);
+}
+
+static void merge_one(float *y, float *logsum, const float *y_part, float part, int64_t n)
+{
+    float whole = *logsum;
+    if (part == -INFINITY)
+        return;
+    if (whole == -INFINITY) {
+        memcpy(y, y_part, (size_t)n * sizeof *y);
+        *logsum = part;
+        return;
+    }
+    float top = whole > part ? whole : part, less = fast_exp(whole > part ? part - whole : whole - part);
+    merge_row(y, y_part, (whole > part ? less : 1.0f) / (1.0f + less), n);
+    *logsum = top + (float)log1p((double)less);
+}
+
+static int attention_merge(const struct compute *on, float *y, float *logsum, const float *y_part,
+                           const float *logsum_part, struct gpt2_heads heads, int64_t n)
 {
     IN_PARTS(on)
-    causal_softmax_rows_backward(dscores, datt, att, part_at(on, NH * T, part), part_at(on, NH * T, part + 1),
-                                 T, scale);
+    for (int64_t i = part_at(on, heads.n * n, part); i < part_at(on, heads.n * n, part + 1); i++) {
+        int64_t at = head_at(&heads, heads.first + i / n, i % n);
+        merge_one(y + at, logsum + i, y_part + at, logsum_part[i], heads.width);
+    }
+    return 0;
+}
+
+/* Rows from .. to - 1 of all tokens, with NH * HS elements each. */
+GPT2_CLONES static void dot_rows(float *restrict dots, const real *restrict dy, const real *restrict y,
+                                 int64_t from, int64_t to, int64_t n, int64_t NH, int64_t HS)
+{
+    for (int64_t row = from; row < to; row++)
+        for (int64_t head = 0; head < NH; head++) {
+            const real *d = dy + (row * NH + head) * HS, *x = y + (row * NH + head) * HS;
+            float s[LANES] = {0};
+            int64_t i = 0;
+            for (; i + LANES <= HS; i += LANES)
+                for (int j = 0; j < LANES; j++)
+                    s[j] += to_float(d[i + j]) * to_float(x[i + j]);
+            for (int j = 0; i < HS; i++, j++)
+                s[j] += to_float(d[i]) * to_float(x[i]);
+            dots[(row / n * NH + head) * n + row % n] = sum_lanes(s);
+        }
+}
+
+static int attention_dots(const struct compute *on, float *dots, const real *dy, const real *y, int64_t B,
+                          int64_t n, int64_t NH, int64_t HS)
+{
+    IN_PARTS(on)
+    dot_rows(dots, dy, y, part_at(on, B * n, part), part_at(on, B * n, part + 1), n, NH, HS);
+    return 0;
+}
+
+GPT2_CLONES static void softmax_rows_backward(real *restrict att, real *restrict dscores,
+                                              const float *restrict scores, const float *restrict datt,
+                                              const float *restrict logsum, const float *restrict dots,
+                                              const struct gpt2_tile *tile, int64_t from, int64_t to)
+{
+    int64_t n = tile->n_keys, n_rows = gpt2_n_rows(&tile->queries);
+    for (int64_t row = from; row < to; row++) {
+        int64_t head = tile->first_head + row / tile->n_queries, query = row % tile->n_queries;
+        struct gpt2_seen seen = gpt2_seen_keys(tile, head, query);
+        int64_t at = row * n + seen.from, n_seen = seen.to - seen.from;
+        int64_t of_query = head * n_rows + gpt2_row_at(&tile->queries, tile->query + query);
+        float less = n_seen ? logsum[of_query] : 0, d = n_seen ? dots[of_query] : 0, scale = tile->scale;
+        for (int64_t i = at; i < at + n_seen; i++) {
+            float p = fast_exp(scores[i] * scale - less);
+            att[i] = from_float(p);
+            dscores[i] = from_float(p * (datt[i] - d) * scale);
+        }
+        memset(att + row * n, 0, (size_t)seen.from * sizeof *att);
+        memset(dscores + row * n, 0, (size_t)seen.from * sizeof *dscores);
+        memset(att + at + n_seen, 0, (size_t)(n - seen.to) * sizeof *att);
+        memset(dscores + at + n_seen, 0, (size_t)(n - seen.to) * sizeof *dscores);
+    }
+}
+
+static int attention_softmax_backward(const struct compute *on, real *att, real *dscores, float *scores,
+                                      float *datt, const float *logsum, const float *dots,
+                                      struct gpt2_tile tile)
+{
+    int64_t n = tile.n_heads * tile.n_queries;
+    IN_PARTS(on)
+    softmax_rows_backward(att, dscores, scores, datt, logsum, dots, &tile, part_at(on, n, part),
+                          part_at(on, n, part + 1));
     return 0;
 }
 
@@ -367,63 +548,47 @@ static int add(const struct compute *on, real *grad, const real *x, int64_t n)
 }
 
 GPT2_CLONES static void embed_rows(real *restrict out, const int32_t *restrict tokens,
-                                   const real *restrict wte, const real *restrict wpe, int64_t from,
-                                   int64_t to, int64_t T, int64_t C)
+                                   const int32_t *restrict positions, const real *restrict wte,
+                                   const real *restrict wpe, int64_t from, int64_t to, int64_t C)
 {
     out += from * C;
-    for (int64_t bt = from; bt < to; bt++, out += C) {
-        const real *token = tokens[bt] < 0 ? NULL : wte + tokens[bt] * C;
-        const real *position = wpe ? wpe + bt % T * C : NULL;
+    for (int64_t row = from; row < to; row++, out += C) {
+        const real *token = tokens[row] < 0 ? NULL : wte + tokens[row] * C;
+        const real *position = wpe ? wpe + positions[row] * C : NULL;
         for (int64_t i = 0; i < C; i++)
             out[i] =
                 from_float((token ? to_float(token[i]) : 0.0f) + (position ? to_float(position[i]) : 0.0f));
     }
 }
 
-static int embedding_forward(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
-                             const real *wpe, int64_t B, int64_t T, int64_t C)
+static int embedding_forward(const struct compute *on, real *out, const int32_t *tokens,
+                             const int32_t *positions, const real *wte, const real *wpe, int64_t N, int64_t C)
 {
     IN_PARTS(on)
-    embed_rows(out, tokens, wte, wpe, part_at(on, B * T, part), part_at(on, B * T, part + 1), T, C);
+    embed_rows(out, tokens, positions, wte, wpe, part_at(on, N, part), part_at(on, N, part + 1), C);
     return 0;
 }
 
-/* The rows of one token are summed in fp32 and added once. Adding each row to a bf16 gradient would lose the
+/* The rows of one number are summed in fp32 and added once. Adding each row to a bf16 gradient would lose the
  * later ones. */
-GPT2_CLONES static void add_to_tokens(real *restrict dwte, const real *restrict dout,
-                                      const struct gpt2_batch *batch, float *restrict columns, int64_t from,
-                                      int64_t to, int64_t C)
+GPT2_CLONES static void add_to_rows(real *restrict grad, const real *restrict dout,
+                                    const struct gpt2_groups *g, float *restrict columns, int64_t from,
+                                    int64_t to, int64_t C)
 {
     for (int64_t d = from; d < to; d++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
-        for (int32_t at = batch->first[d]; at < batch->first[d + 1]; at++)
-            add_row(columns, dout + batch->order[at] * C, C);
-        add_columns(dwte + batch->distinct[d] * C, columns, C);
+        for (int32_t at = g->first[d]; at < g->first[d + 1]; at++)
+            add_row(columns, dout + g->order[at] * C, C);
+        add_columns(grad + g->distinct[d] * C, columns, C);
     }
 }
 
-GPT2_CLONES static void add_to_positions(real *restrict dwpe, const real *restrict dout,
-                                         float *restrict columns, int64_t from, int64_t to, int64_t B,
-                                         int64_t T, int64_t C)
+static int embedding_backward(const struct compute *on, real *grad, const real *dout,
+                              const struct gpt2_groups *to, float *scratch, int64_t C)
 {
-    for (int64_t t = from; t < to; t++) {
-        memset(columns, 0, (size_t)C * sizeof *columns);
-        for (int64_t b = 0; b < B; b++)
-            add_row(columns, dout + (b * T + t) * C, C);
-        add_columns(dwpe + t * C, columns, C);
-    }
-}
-
-static int embedding_backward(const struct compute *on, real *dwte, real *dwpe, const real *dout,
-                              const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T, int64_t C)
-{
-    const int64_t n = batch->n_distinct;
+    const int64_t n = to->n_distinct;
     IN_PARTS(on)
-    {
-        float *columns = scratch + part * 2 * C;
-        add_to_tokens(dwte, dout, batch, columns, part_at(on, n, part), part_at(on, n, part + 1), C);
-        add_to_positions(dwpe, dout, columns, part_at(on, T, part), part_at(on, T, part + 1), B, T, C);
-    }
+    add_to_rows(grad, dout, to, scratch + part * 2 * C, part_at(on, n, part), part_at(on, n, part + 1), C);
     return 0;
 }
 
@@ -441,8 +606,12 @@ const struct gpt2_layers gpt2_layers_host = {
     .layernorm_backward = layernorm_backward,
     .gelu_forward = gelu_forward,
     .gelu_backward = gelu_backward,
-    .causal_softmax_forward = causal_softmax_forward,
-    .causal_softmax_backward = causal_softmax_backward,
+    .attention_load = attention_load,
+    .attention_store = attention_store,
+    .attention_softmax = attention_softmax,
+    .attention_merge = attention_merge,
+    .attention_dots = attention_dots,
+    .attention_softmax_backward = attention_softmax_backward,
     .cross_entropy = cross_entropy,
     .vocab_top = gpt2_vocab_top,
     .vocab_exponentials = gpt2_vocab_exponentials,
@@ -451,5 +620,6 @@ const struct gpt2_layers gpt2_layers_host = {
     .bias_backward = bias_backward,
     .add = add,
     .embedding_forward = embedding_forward,
-    .embedding_backward = embedding_backward,
+    .tokens_backward = embedding_backward,
+    .positions_backward = embedding_backward,
 };

@@ -12,19 +12,26 @@
 #ifndef ZERO_BENCH_GPT2_LAYERS_H
 #define ZERO_BENCH_GPT2_LAYERS_H
 
-#include "bench/compute.h"
-#include "bench/gpt2/gpt2_real.h"
+#include "bench/gpt2/gpt2_attention.h"
 
-/* A batch: the tokens and the next token of each. For the embedding's backward it also lists the rows of each
- * token: token distinct[i] occurs in rows order[first[i]] .. order[first[i + 1] - 1]. */
-struct gpt2_batch {
-    /* (B, T) each. */
-    int32_t *tokens, *targets;
-    /* (B*T) Rows, sorted by token and then by row. */
+/* Rows by number, for the embedding's backward. The number distinct[i], of a token or a position, occurs in
+ * rows order[first[i]] .. order[first[i + 1] - 1]. */
+struct gpt2_groups {
+    /* (B*T) Rows, sorted by number and then by row. */
     int32_t *order;
     /* (B*T) and (B*T + 1); n_distinct and n_distinct + 1 elements are used. */
     int32_t *distinct, *first;
     int32_t n_distinct;
+};
+
+/* A batch: the tokens of this rank, the next token of each, and their positions. */
+struct gpt2_batch {
+    /* (B, T) each. A position counts from the beginning of the row, or of its document. */
+    int32_t *tokens, *targets, *positions;
+    struct gpt2_groups by_token, by_position;
+    /* (B, context) With config.documents: where the document of each token of the whole row begins. Without
+     * them NULL. */
+    int32_t *document_start;
 };
 
 /* The distribution that a row should have: `each` on all V tokens, and `target` more on its target. Without
@@ -33,22 +40,57 @@ struct gpt2_label {
     float each, target;
 };
 
-/* Fused causal attention, for head sizes that fits() accepts. It is deterministic, too. */
+/* Attention in one kernel, for head sizes that fits() accepts. The functions are those of gpt2_attention.h.
+ * They need no scratch, and are deterministic, too. */
 struct gpt2_attention {
     bool (*fits)(int64_t HS);
-    /* atty (B, T, NH*HS) = softmax(q * k^T / sqrt(HS)) * v for each head. A token sees itself and the tokens
-     * before it. The columns of qkv (B, T, 3*NH*HS) are q, k, v, each with all heads. logsum (B, NH, T) is
-     * kept for backward. */
-    int (*forward)(const struct compute *on, real *atty, float *logsum, const real *qkv, int64_t B, int64_t T,
-                   int64_t NH, int64_t HS);
-    /* dqkv (B, T, 3*NH*HS) = gradient of qkv, from datty, the gradient of atty. dots (B, NH, T) is a
-     * buffer. */
-    int (*backward)(const struct compute *on, real *dqkv, float *dots, const real *datty, const real *atty,
-                    float *logsum, const real *qkv, int64_t B, int64_t T, int64_t NH, int64_t HS);
+    int (*forward)(const struct compute *on, const struct gpt2_attention_args *args, real *y, float *y32,
+                   float *logsum);
+    int (*backward)(const struct compute *on, const struct gpt2_attention_args *args, const real *dy,
+                    const real *y, const float *logsum, float *dots,
+                    const struct gpt2_attention_grads *grads);
 };
 
+/* n heads of a batch, from number `first` on, in an array. Head h has rows of `width` elements. They begin at
+ * h / NH * batch + h % NH * head, and are `row` elements apart. */
+struct gpt2_heads {
+    int64_t first, n, NH, width;
+    int64_t batch, head, row;
+};
+
+/* A tile of scores (n_heads, n_queries, n_keys): of heads from first_head on, queries at positions from
+ * `query` on, and keys at positions from `key` on. A query that is not among `queries` sees no key. */
+struct gpt2_tile {
+    int64_t first_head, n_heads, NH, T;
+    int64_t query, n_queries, key, n_keys;
+    struct gpt2_rows queries;
+    const int32_t *document_start;
+    float scale;
+};
+
+/* The keys that a query sees: from .. to - 1, counted from the tile's first. */
+struct gpt2_seen {
+    int64_t from, to;
+};
+
+GPT2_HOST_DEVICE struct gpt2_seen gpt2_seen_keys(const struct gpt2_tile *t, int64_t head, int64_t query)
+{
+    struct gpt2_seen seen = {0, 0};
+    int64_t p = t->query + query, to = p + 1 - t->key;
+    int64_t from = t->document_start ? t->document_start[head / t->NH * t->T + p] - t->key : 0;
+    if (gpt2_row_at(&t->queries, p) < 0)
+        return seen;
+    from = from > 0 ? from : 0;
+    to = to < t->n_keys ? to : t->n_keys;
+    if (from < to) {
+        seen.from = from;
+        seen.to = to;
+    }
+    return seen;
+}
+
 struct gpt2_layers {
-    /* NULL: attention consists of matrix products and the softmax. */
+    /* NULL: attention consists of matrix products and the functions below. */
     const struct gpt2_attention *attention;
     /* Rows of logits are padded to a multiple of so many elements. */
     int64_t row_align;
@@ -69,13 +111,29 @@ struct gpt2_layers {
     /* dout becomes the gradient of inp, in place. */
     int (*gelu_backward)(const struct compute *on, real *dout, const real *inp, int64_t n);
 
-    /* att (NH, T, T) = softmax of scale * scores (NH, T, T) over each row's first t+1 columns, 0 in the
-     * others. Overwrites scores. */
-    int (*causal_softmax_forward)(const struct compute *on, real *att, float *scores, int64_t NH, int64_t T,
-                                  float scale);
-    /* dscores (NH, T, T) = gradient of the unscaled scores. Overwrites datt (NH, T, T). */
-    int (*causal_softmax_backward)(const struct compute *on, real *dscores, float *datt, const real *att,
-                                   int64_t NH, int64_t T, float scale);
+    /* to (heads, n, width) = the rows of `from` at positions first .. first + n - 1, and 0 for positions that
+     * rows lacks. */
+    int (*attention_load)(const struct compute *on, real *to, const real *from, struct gpt2_heads heads,
+                          struct gpt2_rows rows, int64_t first, int64_t n);
+    /* Writes `from` (heads, n, width) to these rows of `to`. If to32 is not NULL, it writes them there
+     * instead, or adds them. */
+    int (*attention_store)(const struct compute *on, real *to, float *to32, bool adds, const float *from,
+                           struct gpt2_heads heads, struct gpt2_rows rows, int64_t first, int64_t n);
+    /* att = softmax of scale * scores over the keys that a query sees, 0 for the others. logsum (n_heads,
+     * n_queries) = log of the sum of their exponentials. Overwrites scores. */
+    int (*attention_softmax)(const struct compute *on, real *att, float *logsum, float *scores,
+                             struct gpt2_tile tile);
+    /* Merges results for different keys as gpt2_attention_merge does. logsum is (heads, n). */
+    int (*attention_merge)(const struct compute *on, float *y, float *logsum, const float *y_part,
+                           const float *logsum_part, struct gpt2_heads heads, int64_t n);
+    /* dots (B, NH, n) = dy . y of each row (B, n, NH, HS). This is what a query's att . datt would be. */
+    int (*attention_dots)(const struct compute *on, float *dots, const real *dy, const real *y, int64_t B,
+                          int64_t n, int64_t NH, int64_t HS);
+    /* att = the softmax again, from logsum. dscores = gradient of the unscaled scores, from datt, the
+     * gradient of att. logsum and dots are (B, NH, rows of all queries). Overwrites scores and datt. */
+    int (*attention_softmax_backward)(const struct compute *on, real *att, real *dscores, float *scores,
+                                      float *datt, const float *logsum, const float *dots,
+                                      struct gpt2_tile tile);
 
     /* loss (N) = -log softmax(logits) of all tokens, weighted by label, for each row; dlogits = scale * its
      * gradient. Overwrites logits. Both are (N, V), with ld elements between rows. */
@@ -113,14 +171,17 @@ struct gpt2_layers {
     /* grad (n) += x (n) */
     int (*add)(const struct compute *on, real *grad, const real *x, int64_t n);
 
-    /* out (B, T, C) = wte (V, C) at tokens (B, T) + wpe (T, C). A negative token, which belongs to another
-     * tensor-parallel rank, and a wpe that is NULL count as 0. */
-    int (*embedding_forward)(const struct compute *on, real *out, const int32_t *tokens, const real *wte,
-                             const real *wpe, int64_t B, int64_t T, int64_t C);
-    /* Adds to the rows of wte that batch lists, which may be none, and to all of wpe. */
-    int (*embedding_backward)(const struct compute *on, real *dwte, real *dwpe, const real *dout,
-                              const struct gpt2_batch *batch, float *scratch, int64_t B, int64_t T,
-                              int64_t C);
+    /* out (N, C) = wte (V, C) at tokens (N) + wpe (context, C) at positions (N). A negative token, which
+     * belongs to another tensor-parallel rank, and a wpe that is NULL count as 0. */
+    int (*embedding_forward)(const struct compute *on, real *out, const int32_t *tokens,
+                             const int32_t *positions, const real *wte, const real *wpe, int64_t N,
+                             int64_t C);
+    /* Add the rows of dout (N, C) to the rows of grad that `to` lists, which may be none. A token may have
+     * many rows; a position has few. */
+    int (*tokens_backward)(const struct compute *on, real *grad, const real *dout,
+                           const struct gpt2_groups *to, float *scratch, int64_t C);
+    int (*positions_backward)(const struct compute *on, real *grad, const real *dout,
+                              const struct gpt2_groups *to, float *scratch, int64_t C);
 };
 
 /* The table for the device. */

@@ -37,25 +37,25 @@ static void give_back(struct gpt2 *m, struct gpt2_block *block)
 
 static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_config *c)
 {
-    int64_t L = c->layers, C = c->channels, T = c->context, U = gpt2_part_vocab(c);
+    int64_t L = c->layers, C = c->channels, U = gpt2_part_vocab(c);
     int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c);
     const int64_t s[GPT2_N_TENSORS] = {
-        U * C,         /* wte */
-        T * C,         /* wpe */
-        L * C,         /* ln1w */
-        L * C,         /* ln1b */
-        L * 3 * A * C, /* qkvw */
-        L * 3 * A,     /* qkvb */
-        L * C * A,     /* attprojw */
-        L * C,         /* attprojb */
-        L * C,         /* ln2w */
-        L * C,         /* ln2b */
-        L * F * C,     /* fcw */
-        L * F,         /* fcb */
-        L * C * F,     /* fcprojw */
-        L * C,         /* fcprojb */
-        C,             /* lnfw */
-        C,             /* lnfb */
+        U * C,          /* wte */
+        c->context * C, /* wpe */
+        L * C,          /* ln1w */
+        L * C,          /* ln1b */
+        L * 3 * A * C,  /* qkvw */
+        L * 3 * A,      /* qkvb */
+        L * C * A,      /* attprojw */
+        L * C,          /* attprojb */
+        L * C,          /* ln2w */
+        L * C,          /* ln2b */
+        L * F * C,      /* fcw */
+        L * F,          /* fcb */
+        L * C * F,      /* fcprojw */
+        L * C,          /* fcprojb */
+        C,              /* lnfw */
+        C,              /* lnfb */
     };
     memcpy(sizes, s, sizeof s);
     int64_t total = 0;
@@ -68,11 +68,8 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
  * all others share them. */
 static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
-            NH = gpt2_part_heads(&m->config);
+    int64_t L = m->config.layers, C = m->config.channels, T = gpt2_own_context(&m->config), B = m->B;
     int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
-    /* fused attention has no (T, T) matrix */
-    int64_t B = m->B, TT = m->attention ? 0 : T * T;
     int64_t R = gpt2_own_rows(m), R_in = m->config.no_embedding ? 0 : R, R_head = m->config.no_head ? 0 : R;
     int64_t BT_head = m->config.no_head ? 0 : B * T, BT_shared = first ? B * T : 0;
     bool two_parts = m->config.two_parts; /* each micro-batch has dqkv, dfch and kept_grads */
@@ -80,7 +77,6 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
         R_in * C,                                                      /* embedded */
         L * R * C,                                                     /* ln1 */
         L * B * T * 3 * A,                                             /* qkv */
-        L * B * NH * TT,                                               /* att */
         L * B * T * A,                                                 /* atty */
         L * R * C,                                                     /* residual2 */
         L * R * C,                                                     /* ln2 */
@@ -93,9 +89,9 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
         BT_shared * C,                                                 /* dbtc */
         two_parts ? L * gpt2_apart(B * T * 3 * A) : BT_shared * 3 * A, /* dqkv */
         two_parts ? L * gpt2_apart(B * T * F) : BT_shared * F,         /* dfch */
-        first ? NH * TT : 0,                                           /* dscores */
         first ? 4 * C : 0,                                             /* dbias */
         m->config.sequence ? BT_shared * C : 0,                        /* all */
+        first ? gpt2_cp_room(&m->config, B, sizeof(real)).reals : 0,   /* shared */
         /* kept_grads: 4 * l to 4 * l + 3 are of layer l, 4 * L of the head, 4 * L + 1 of the embedding */
         two_parts ? (4 * L + 2) * gpt2_apart(R * C) : 0,
     };
@@ -104,9 +100,9 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
         const struct activations *shared = &m->kept[0].acts;
         k->acts.dresidual = shared->dresidual;
         k->acts.dbtc = shared->dbtc;
-        k->acts.dscores = shared->dscores;
         k->acts.dbias = shared->dbias;
         k->acts.all = shared->all;
+        k->acts.shared = shared->shared;
         if (!two_parts) {
             k->acts.dqkv = shared->dqkv;
             k->acts.dfch = shared->dfch;
@@ -119,10 +115,9 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
  * share them. */
 static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = m->config.context,
+    int64_t L = m->config.layers, C = m->config.channels, T = gpt2_own_context(&m->config),
             NH = gpt2_part_heads(&m->config);
-    /* the scores are a buffer; fused attention has none */
-    int64_t B = m->B, TT = m->attention || !first ? 0 : T * T, ld = m->config.no_head ? 0 : m->ld_logits;
+    int64_t B = m->B, ld = m->config.no_head ? 0 : m->ld_logits;
     int64_t R = gpt2_own_rows(m), R_head = m->config.no_head ? 0 : R, T_shared = first ? T : 0;
     const int64_t sizes[GPT2_N_STATISTICS] = {
         L * R,
@@ -130,22 +125,24 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
         L * R,
         L * R, /* ln2_mean, ln2_rstd */
         R_head,
-        R_head,                                                 /* lnf_mean, lnf_rstd */
-        NH * TT,                                                /* scores */
-        m->attention ? L * B * NH * T : 0,                      /* logsum */
-        m->attention ? B * NH * T_shared : 0,                   /* dots */
-        T_shared * ld,                                          /* logits */
-        3 * T_shared,                                           /* rows */
-        first ? m->layers->n_scratch(m->compute, B * T, C) : 0, /* scratch */
+        R_head,                                                       /* lnf_mean, lnf_rstd */
+        L * B * NH * T,                                               /* logsum */
+        B * NH * T_shared,                                            /* dots */
+        first ? gpt2_context_scratch(m) : 0,                          /* attention */
+        T_shared * ld,                                                /* logits */
+        3 * T_shared,                                                 /* rows */
+        first ? m->layers->n_scratch(m->compute, B * T, C) : 0,       /* scratch */
+        first ? gpt2_cp_room(&m->config, B, sizeof(real)).floats : 0, /* shared */
     };
     int err = lay_out(m, &k->stats_memory, (void **)&k->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
     if (!err && !first) {
         const struct statistics *shared = &m->kept[0].stats;
-        k->stats.scores = shared->scores;
         k->stats.dots = shared->dots;
+        k->stats.attention = shared->attention;
         k->stats.logits = shared->logits;
         k->stats.rows = shared->rows;
         k->stats.scratch = shared->scratch;
+        k->stats.shared = shared->shared;
     }
     return err;
 }
@@ -166,32 +163,45 @@ int gpt2_keep(struct gpt2 *m, int64_t n)
     return err;
 }
 
-/* Points the arrays of a batch into one block of 5 * BT + 1 elements. The last array, first, has BT + 1. */
-static void batch_pieces(struct gpt2_batch *b, int32_t *at, int64_t BT)
+/* Points the arrays of groups into 3*BT + 1 elements, and returns what follows. */
+static int32_t *group_pieces(struct gpt2_groups *g, int32_t *at, int64_t BT)
 {
-    *b = (struct gpt2_batch){.tokens = at,
-                             .targets = at + BT,
-                             .order = at + 2 * BT,
-                             .distinct = at + 3 * BT,
-                             .first = at + 4 * BT};
+    *g = (struct gpt2_groups){.order = at, .distinct = at + BT, .first = at + 2 * BT};
+    return at + 3 * BT + 1;
+}
+
+/* The elements of a batch, whose arrays share one block. */
+static int64_t batch_elements(const struct gpt2 *m)
+{
+    return 3 * gpt2_own_tokens(m) + 2 * (3 * gpt2_own_tokens(m) + 1) +
+           (m->config.documents ? m->B * m->config.context : 0);
+}
+
+static void batch_pieces(const struct gpt2 *m, struct gpt2_batch *b, int32_t *at)
+{
+    int64_t BT = gpt2_own_tokens(m);
+    *b = (struct gpt2_batch){.tokens = at, .targets = at + BT, .positions = at + 2 * BT};
+    at = group_pieces(&b->by_token, at + 3 * BT, BT);
+    at = group_pieces(&b->by_position, at, BT);
+    b->document_start = m->config.documents ? at : NULL;
 }
 
 static int open_batches(struct gpt2 *m)
 {
     struct zr_device *dev = m->compute->dev;
-    int64_t BT = m->B * m->config.context, n = 5 * BT + 1;
+    int64_t n = batch_elements(m);
     int err = lay_out(m, &m->batch_memory, &(void *){NULL}, &n, 1, sizeof(int32_t));
     if (err)
         return err;
     n = m->batch_memory.bytes / (int64_t)sizeof(int32_t);
-    batch_pieces(&m->batch, m->batch_memory.p, BT);
+    batch_pieces(m, &m->batch, m->batch_memory.p);
     struct gpt2_block host = {NULL, 2 * m->batch_memory.bytes + (int64_t)sizeof(double)};
     err = dev->ops->host_alloc(dev, host.bytes, &host.p);
     if (err)
         return err;
     m->staged_memory = host;
-    batch_pieces(&m->staged[0], host.p, BT);
-    batch_pieces(&m->staged[1], (int32_t *)host.p + n, BT);
+    batch_pieces(m, &m->staged[0], host.p);
+    batch_pieces(m, &m->staged[1], (int32_t *)host.p + n);
     m->loss_out = (double *)((int32_t *)host.p + 2 * n);
     for (int i = 0; i < 2 && !err; i++)
         err = dev->ops->event_open(dev, &m->sent[i]);
@@ -200,7 +210,7 @@ static int open_batches(struct gpt2 *m)
 
 static int open_losses(struct gpt2 *m)
 {
-    int64_t sizes[] = {m->B * m->config.context, 1};
+    int64_t sizes[] = {gpt2_own_tokens(m), 1};
     void *pieces[2];
     int err = lay_out(m, &m->losses_memory, pieces, sizes, 2, sizeof(double));
     if (err)
@@ -247,14 +257,13 @@ int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const
     const struct gpt2_layers *layers = gpt2_layers_for(compute);
     int64_t align = layers->row_align;
     *m = (struct gpt2){.config = *config, .B = B, .compute = compute, .layers = layers};
-    if (layers->attention && layers->attention->fits(config->channels / config->heads))
-        m->attention = layers->attention;
     m->ld_logits = (gpt2_part_vocab(config) + align - 1) / align * align;
     int err = gpt2_keep(m, 1);
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
     if (!err)
-        err = ZR_ALLOC(m->count, config->vocab, "%lld counts", (long long)config->vocab);
+        err = ZR_ALLOC(m->count, config->vocab + config->context, "%lld counts",
+                       (long long)(config->vocab + config->context));
     if (err) {
         gpt2_close(m);
         return zr_fail_more(err, "a model of %lld parameters and %lld rows of %lld tokens",
@@ -284,15 +293,25 @@ int gpt2_open_grads(struct gpt2 *m)
 
 int gpt2_next_batch(struct gpt2 *m)
 {
+    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
     m->slot = !m->slot;
-    m->tokens = m->staged[m->slot].tokens;
-    m->targets = m->staged[m->slot].targets;
-    return m->compute->dev->ops->event_sync(m->sent[m->slot]);
+    const struct gpt2_batch *b = &m->staged[m->slot];
+    m->tokens = b->tokens;
+    m->targets = b->targets;
+    m->positions = b->positions;
+    m->document_start = b->document_start;
+    ZR_TRY(m->compute->dev->ops->event_sync(m->sent[m->slot]));
+    int32_t *position = m->positions;
+    for (int64_t row = 0; row < m->B; row++)
+        for (int i = 0; i < 2; i++)
+            for (int64_t t = 0; t < own.n[i]; t++)
+                *position++ = (int32_t)(own.first[i] + t);
+    return 0;
 }
 
 int64_t gpt2_activation_bytes(const struct gpt2 *m)
 {
-    int64_t bytes = 0;
+    int64_t bytes = gpt2_cp_room(&m->config, m->B, sizeof(real)).floats * (int64_t)sizeof(float);
     for (int64_t i = 0; i < m->n_kept; i++)
         bytes += m->kept[i].acts_memory.bytes;
     return bytes;

@@ -16,6 +16,9 @@
 
 #ifdef __CUDACC__
 
+/* Before a loop: arrays that it indexes can stay in registers. */
+#define UNROLL _Pragma("unroll")
+
 /* c += A * B */
 __device__ __forceinline__ void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2])
 {
@@ -84,6 +87,8 @@ __device__ __forceinline__ uint32_t two_bf16(float first, float second)
 }
 
 #else
+
+#define UNROLL
 
 extern "C" {
 void mma_bf16(float c[4], const uint32_t a[4], const uint32_t b[2]);

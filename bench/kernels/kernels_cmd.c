@@ -274,12 +274,28 @@ static int run_adamw(struct bench *b)
 static int run_attention(struct bench *b)
 {
     const struct gpt2_attention *att = b->attention;
-    const int64_t *a = b->o->attention;
+    const int64_t *a = b->o->attention, row = a[2] * a[3];
     const struct buffer *buf = b->buffers;
-    int err = att->forward(&b->compute, buf[ATTY].p, buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
+    const real *qkv = buf[QKV].p;
+    real *dqkv = buf[DQKV].p;
+    const struct gpt2_rows all = {.n = {a[1]}};
+    const struct gpt2_attention_args args = {.B = a[0],
+                                             .T = a[1],
+                                             .NH = a[2],
+                                             .HS = a[3],
+                                             .queries = all,
+                                             .keys = all,
+                                             .q = qkv,
+                                             .k = qkv + row,
+                                             .v = qkv + 2 * row,
+                                             .q_row = 3 * row,
+                                             .kv_row = 3 * row};
+    const struct gpt2_attention_grads grads = {
+        .dq = dqkv, .dk = dqkv + row, .dv = dqkv + 2 * row, .dq_row = 3 * row, .dkv_row = 3 * row};
+    int err = att->forward(&b->compute, &args, buf[ATTY].p, NULL, buf[LOGSUM].p);
     return err ? err
-               : att->backward(&b->compute, buf[DQKV].p, buf[DOTS].p, buf[DATTY].p, buf[ATTY].p,
-                               buf[LOGSUM].p, buf[QKV].p, a[0], a[1], a[2], a[3]);
+               : att->backward(&b->compute, &args, buf[DATTY].p, buf[ATTY].p, buf[LOGSUM].p, buf[DOTS].p,
+                               &grads);
 }
 
 static int run_gemm(struct bench *b)

@@ -12,27 +12,28 @@
 /* A rank's program, its libraries, and what they allocate. */
 #define PROCESS_BYTES (INT64_C(64) << 20)
 
-/* Bytes that gpt2_open() takes besides parameters, without fused attention (bench/gpt2/gpt2.h), rounded up.
- * Per token and layer:
+/* Bytes that gpt2_open() takes besides parameters (bench/gpt2/gpt2.h), rounded up. Per token and layer:
  *
- *   16 C      ln1, qkv, atty, residual2, ln2, fch, fch_gelu and residual3
- *   NH * T    att
+ *   16 C    ln1, qkv, atty, residual2, ln2, fch, fch_gelu and residual3
  *
  * Per token:
  *
- *   V         dlogits
- *   16 C      embedded, lnf and the buffers of backward, which have less
+ *   V       dlogits
+ *   16 C    embedded, lnf and the buffers of backward, which have less
  *
  * In fp32, whatever the dtype:
  *
- *   T * V         logits of one row
- *   NH * T * T    attention scores of one row */
+ *   NH       per token and layer: logsum; and once more per token: dots
+ *   T * V    logits of one row
+ *   9 C      per token: rows of heads that attention copies (bench/gpt2/gpt2_attention.c), and four arrays of
+ *            scores of at most 4 MiB */
 static int64_t activation_bytes(const struct memory_fit *f, const struct gpt2_config *c)
 {
     int64_t L = c->layers, C = c->channels, T = c->context, V = c->vocab, NH = c->heads, B = f->batch;
-    int64_t element = f->dtype == ZERO_BF16 ? 2 : 4;
-    int64_t of_layers = L * B * T * (16 * C + NH * T), of_ends = B * T * (V + 16 * C);
-    return (of_layers + of_ends) * element + (T * V + NH * T * T) * 4;
+    int64_t element = f->dtype == ZERO_BF16 ? 2 : 4, scores = B * NH * T * T * 4, most = INT64_C(4) << 20;
+    int64_t of_layers = L * B * T * 16 * C, of_ends = B * T * (V + 16 * C);
+    int64_t in_fp32 = (L + 1) * B * T * NH + T * V + 9 * B * T * C;
+    return (of_layers + of_ends) * element + in_fp32 * 4 + 4 * (scores < most ? scores : most);
 }
 
 int memory_fit_needed(const struct memory_fit *f, const struct gpt2_config *config, int64_t *out_bytes)

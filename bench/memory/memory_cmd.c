@@ -31,12 +31,14 @@ static const struct option_row rows[] = {
     {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)",
      OPTION_INT(accum, 1, 100000)},
     {"ranks", "N", "Ranks to run on (4)", OPTION_INT(ranks, 1, 4096)},
-    {"dp-shard", "N", "Adds HSDP and HFSDP, with shard groups of N ranks; N divides --ranks / (--tp * --pp)",
+    {"dp-shard", "N",
+     "Adds HSDP and HFSDP, with shard groups of N ranks; N divides --ranks / (--pp * --cp * --tp)",
      OPTION_INT(dp_shard, 1, 4096)},
     {"tp", "N", "Each layer in parts, on N ranks, which have the same data (1)",
      OPTION_INT(model.own.tp, 1, 1024)},
     {"sequence-parallel", NULL, "With --tp: activations between matrix products are cut by tokens, too",
      OPTION_FLAG(model.own.sequence)},
+    GPT2_CP_ROWS(model.),
     {"pp", "N",
      "Pipeline of N ranks, with one stage each or --stages-per-rank; the table shows the fullest rank, "
      "--json "
@@ -65,9 +67,14 @@ static int64_t tp_of(const struct memory_options *o)
     return o->model.config.tp > 1 ? o->model.config.tp : 1;
 }
 
-static bool has_tp_or_pp(const struct memory_options *o)
+static int64_t cp_of(const struct memory_options *o)
 {
-    return tp_of(o) > 1 || o->pp > 1;
+    return o->model.config.cp > 1 ? o->model.config.cp : 1;
+}
+
+static bool has_axes(const struct memory_options *o)
+{
+    return tp_of(o) > 1 || cp_of(o) > 1 || o->pp > 1;
 }
 
 /* Names options that do not go together, or returns NULL. */
@@ -75,10 +82,10 @@ static const char *what_is_wrong(const struct memory_options *o)
 {
     if (o->model.config.sequence && tp_of(o) == 1)
         return "--sequence-parallel: is for --tp of 2 or more";
-    if (o->plain && has_tp_or_pp(o))
-        return "--plain: has all layers in one process, so not with --tp or --pp";
-    if (o->fit >= 0 && (has_tp_or_pp(o) || o->accum > 1))
-        return "--fit: reckons with one micro-batch of whole layers, so not with --accum, --tp or --pp";
+    if (o->plain && has_axes(o))
+        return "--plain: has all layers in one process, so not with --tp, --cp or --pp";
+    if (o->fit >= 0 && (has_axes(o) || o->accum > 1))
+        return "--fit: reckons with one micro-batch of whole layers, so not with --accum, --tp, --cp or --pp";
     if (o->fit >= 0 && o->device == ZERO_DEVICE_CUDA)
         return "--fit: reckons with memory of the host, so not with --device cuda";
     if (o->plot && o->device == ZERO_DEVICE_CUDA)
@@ -90,15 +97,23 @@ static error_t check_numbers(struct argp_state *state, const struct memory_optio
 {
     const struct gpt2_config *c = &o->model.config;
     long long tp = (long long)tp_of(o), pp = (long long)o->pp, stages = pp * (long long)o->stages_per_rank;
+    long long cp = (long long)cp_of(o), tokens = (long long)(o->batch * gpt2_own_context(c));
+    char fault[128];
     if (c->heads % tp)
         return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, (long long)c->heads);
-    if (c->sequence && o->batch * c->context % tp)
+    if (gpt2_cp_fault(c, fault, sizeof fault))
+        return option_fault(state, "%s", fault);
+    if (c->sequence && tokens % tp)
         return option_fault(state,
                             "--sequence-parallel: %lld parts do not divide the %lld tokens of a micro-batch",
-                            tp, (long long)(o->batch * c->context));
+                            tp, tokens);
     if (stages > c->layers)
         return option_fault(state, "--pp: %lld stages are more than the %lld layers", stages,
                             (long long)c->layers);
+    if (cp > 1 && o->ranks % (pp * cp * tp))
+        return option_fault(
+            state, "--ranks: %lld are not a multiple of %lld (--pp) times %lld (--cp) times %lld (--tp)",
+            (long long)o->ranks, pp, cp, tp);
     if (o->ranks % (pp * tp))
         return option_fault(state, "--ranks: %lld are not a multiple of %lld (--pp) times %lld (--tp)",
                             (long long)o->ranks, pp, tp);
@@ -144,6 +159,7 @@ static json_t *losses_json(const struct memory_column *m, int64_t steps)
 static void add_parallelism(const struct memory_options *o, const struct memory_column *m, json_t *line)
 {
     json_object_set_new(line, "tp", json_integer(tp_of(o)));
+    json_object_set_new(line, "cp", json_integer(cp_of(o)));
     json_object_set_new(line, "sequence_parallel", json_boolean(o->model.config.sequence));
     json_object_set_new(line, "pp", json_integer(o->pp));
     json_object_set_new(line, "micro_batches", json_integer(o->accum));
@@ -176,7 +192,7 @@ static void print_json(const struct memory_options *o, const struct memory_colum
     }
     if (o->device == ZERO_DEVICE_CUDA)
         json_object_set_new(line, "peak_device_bytes", json_integer(m->peak_device_bytes));
-    if (has_tp_or_pp(o))
+    if (has_axes(o))
         add_parallelism(o, m, line);
     report_line(line);
 }
@@ -203,8 +219,10 @@ static void print_head(const struct memory_options *o)
            (double)gpt2_n_params(&o->model.config) * 1e-6, option_word_of(option_dtypes, o->dtype),
            (long long)o->ranks, o->ranks == 1 ? "" : "s", (long long)o->batch, o->batch == 1 ? "" : "s",
            (long long)o->model.config.context);
-    if (has_tp_or_pp(o))
-        printf("data on %lld of them", (long long)(o->ranks / (o->pp * tp_of(o))));
+    if (has_axes(o))
+        printf("data on %lld of them", (long long)(o->ranks / (o->pp * cp_of(o) * tp_of(o))));
+    if (cp_of(o) > 1)
+        printf(", each row on %lld", (long long)cp_of(o));
     if (tp_of(o) > 1)
         printf(", each layer in %lld parts%s", (long long)tp_of(o),
                o->model.config.sequence ? " with sequence parallelism" : "");
@@ -212,7 +230,7 @@ static void print_head(const struct memory_options *o)
         printf(", %lld pipeline stages, %lld on a rank, %s, %lld micro-batches",
                (long long)(o->pp * o->stages_per_rank), (long long)o->stages_per_rank,
                option_word_of(pipe_schedules, o->schedule), (long long)o->accum);
-    printf(has_tp_or_pp(o) ? "\n\n" : "\n");
+    printf(has_axes(o) ? "\n\n" : "\n");
 }
 
 /* Prints each rank of the pipeline, in each column. */
@@ -251,7 +269,7 @@ static void print_table(const struct memory_options *o, const struct measured *m
         stage_table_counts("fullest rank of pp", fullest_rank, m->n);
     stage_table_memory(planned, "planned", m->n);
     stage_table_bytes("allocated", allocated, m->n);
-    if (has_tp_or_pp(o))
+    if (has_axes(o))
         stage_table_bytes("activations besides", activations, m->n);
     stage_table_bytes("peak resident", resident, m->n);
     if (o->device == ZERO_DEVICE_CUDA)

@@ -30,7 +30,7 @@ static void find_zero_run(const char *self, char out[PATH_MAX + 32])
 }
 
 /* A command line, built word by word. */
-enum { MAX_WORDS = 32 };
+enum { MAX_WORDS = 36 };
 struct command {
     char text[MAX_WORDS][48];
     char *argv[MAX_WORDS + 1];
@@ -165,13 +165,22 @@ static void add_sizes(struct command *a, const struct memory_runs *runs)
     add_number(a, "vocab", c->vocab);
 }
 
-/* Adds the options of tensor and pipeline parallelism. */
+/* Adds the options of tensor, context and pipeline parallelism. */
 static void add_parallelism(struct command *a, const struct memory_runs *runs)
 {
     if (runs->o->model.config.tp > 1)
         add_number(a, "tp", runs->o->model.config.tp);
     if (runs->o->model.config.sequence)
         add(a, "--sequence-parallel");
+    const struct gpt2_config *c = &runs->o->model.config;
+    if (c->cp > 1)
+        add_number(a, "cp", c->cp);
+    if (c->cp_form)
+        add(a, "--cp-form=%s", option_word_of(gpt2_cp_forms, c->cp_form));
+    if (c->cp_order)
+        add(a, "--cp-order=%s", option_word_of(gpt2_cp_orders, c->cp_order));
+    if (c->cp_heads)
+        add_number(a, "cp-heads", c->cp_heads);
     if (runs->o->pp == 1)
         return;
     add_number(a, "pp", runs->o->pp);
@@ -209,8 +218,9 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
         add_parallelism(&a, runs);
     }
     if (hybrid) {
-        int64_t tp = runs->o->model.config.tp > 1 ? runs->o->model.config.tp : 1,
-                n_dp = runs->o->ranks / (runs->o->pp * tp);
+        const struct gpt2_config *c = &runs->o->model.config;
+        int64_t tp = c->tp > 1 ? c->tp : 1, cp = c->cp > 1 ? c->cp : 1,
+                n_dp = runs->o->ranks / (runs->o->pp * cp * tp);
         /* one copy of the model if dp_shard is n_dp; libzero refuses a dp_shard above n_dp */
         add(&a, "--hybrid=%s", option_word_of(option_hybrids, hybrid));
         add_number(&a, "dp-replicate", n_dp > runs->o->dp_shard ? n_dp / runs->o->dp_shard : 1);

@@ -29,6 +29,10 @@ struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params)
 {
     struct gpt2_config c = params ? sizes_for(params, model->tp) : *model;
     c.sequence = model->sequence;
+    c.cp = model->cp;
+    c.cp_form = model->cp_form;
+    c.cp_order = model->cp_order;
+    c.cp_heads = params ? 0 : model->cp_heads;
     return c;
 }
 

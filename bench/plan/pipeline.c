@@ -92,10 +92,11 @@ static int time_stages(struct planning *p)
     return EXIT_USAGE;
 }
 
-/* Bytes of activations that a rank keeps, at most. */
+/* Bytes of activations that a rank keeps, at most, and of the buffers that each of its stages has for
+ * --cp. */
 static int64_t kept_bytes(const struct planning *p, int64_t rank)
 {
-    return p->pipe.kept_bytes[rank];
+    return p->pipe.kept_bytes[rank] + p->o->stages_per_rank * plan_cp_room(p->o);
 }
 
 /* Memory of a rank, activations included. */
@@ -137,7 +138,9 @@ static void print_head(const struct planning *p)
            (long long)((p->layers + n_stages(p) - 1) / n_stages(p)), (long long)p->layers);
     if (o->stages_per_rank > 1)
         printf(", %lld on each rank", (long long)o->stages_per_rank);
-    printf(", data on %lld ranks", (long long)o->world / (o->pp * tp));
+    printf(", data on %lld ranks", (long long)(o->world / (o->pp * plan_cp(o) * tp)));
+    if (plan_cp(o) > 1)
+        printf(", each row on %lld", (long long)plan_cp(o));
     if (tp > 1)
         printf(", each layer in %lld parts", tp);
     printf("\n%s, %lld micro-batches of %lld x %lld tokens: stages stand still for %.2f%% of a step",
@@ -168,7 +171,7 @@ static void print_table(const struct planning *p)
 {
     struct zero_bytes bytes[N_COLUMNS];
     int64_t fullest_rank[N_COLUMNS], paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS], moved[N_COLUMNS],
-        kept[N_COLUMNS], n_kept[N_COLUMNS], all[N_COLUMNS], ns[N_COLUMNS] = {0};
+        attention[N_COLUMNS], kept[N_COLUMNS], n_kept[N_COLUMNS], all[N_COLUMNS], ns[N_COLUMNS] = {0};
     bool several = p->o->stages_per_rank > 1;
     for (int c = 0; c < p->n_columns; c++) {
         int64_t rank = fullest_rank[c] = fullest(p, 0, p->o->pp, c);
@@ -181,6 +184,7 @@ static void print_table(const struct planning *p)
         wire[c] = info->traffic.wire_bytes;
         outer[c] = hybrid_of_column(c) ? info->traffic.outer_bytes : -1;
         moved[c] = moved_bytes(p, rank);
+        attention[c] = plan_cp_bytes(p->o, layers_of_rank(p, rank));
         for (int64_t r = 0; r < p->o->pp; r++)
             ns[c] += p->like[r] == r ? p->plans[r].ns[c] : 0;
     }
@@ -199,6 +203,8 @@ static void print_table(const struct planning *p)
     if (p->n_columns > N_STAGES)
         stage_table_bytes("from other groups", outer, p->n_columns);
     stage_table_bytes("from other stages", moved, p->n_columns);
+    if (plan_cp(p->o) > 1)
+        stage_table_bytes("received for attention", attention, p->n_columns);
     stage_table_ms("time to plan", ns, p->n_columns);
 }
 
@@ -233,6 +239,7 @@ static void print_json(const struct planning *p, int column)
     json_object_set_new(line, "pp_rank", json_integer(rank));
     json_object_set_new(line, "activation_bytes", json_integer(kept_bytes(p, rank)));
     json_object_set_new(line, "all_bytes", json_integer(all_bytes(p, rank, column)));
+    plan_add_cp(p->o, line, layers_of_rank(p, rank));
     json_object_set_new(line, "pp_ranks", ranks);
     report_line(line);
 }

@@ -41,12 +41,15 @@ static const struct option_row rows[] = {
 /* Refuses axes that do not fit the model or the world. */
 static error_t check_axes(struct argp_state *state, const struct plan_options *o)
 {
-    long long tp = (long long)plan_tp(o), pp = (long long)o->pp;
+    long long tp = (long long)plan_tp(o), pp = (long long)o->pp, cp = (long long)plan_cp(o);
     long long stages = pp * (long long)o->stages_per_rank, world = (long long)o->world;
     struct gpt2_config c = plan_sizes(&o->model.config, o->params);
-    long long heads = (long long)o->model.config.heads, tokens = (long long)(o->batch * c.context);
+    long long heads = (long long)o->model.config.heads, tokens = (long long)(o->batch * gpt2_own_context(&c));
+    char fault[128];
     if (tp > 1 && !o->params && heads % tp)
         return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, heads);
+    if ((!o->params || c.cp_form != GPT2_CP_EXCHANGE) && gpt2_cp_fault(&c, fault, sizeof fault))
+        return option_fault(state, "%s", fault);
     if (c.sequence && (tp == 1 || !o->batch || tokens % tp))
         return option_fault(state,
                             "--sequence-parallel: is of activations, which --batch asks for, and for --tp of "
@@ -58,6 +61,12 @@ static error_t check_axes(struct argp_state *state, const struct plan_options *o
     if (stages > c.layers)
         return option_fault(state, "--pp: %lld stages are more than the %lld layers", stages,
                             (long long)c.layers);
+    if (cp > 1 && world % (pp * cp * tp))
+        return option_fault(
+            state,
+            "--cp: %lld ranks for each row, of %lld part%s in %lld stage%s, do not divide the "
+            "world of %lld (--world)",
+            cp, tp, tp == 1 ? "" : "s", pp, pp == 1 ? "" : "s", world);
     if (pp > 1 && world % (pp * tp))
         return option_fault(state,
                             "--pp: %lld stages of layers in %lld part%s do not divide the world of %lld "
@@ -109,13 +118,19 @@ int64_t plan_tp(const struct plan_options *o)
     return o->model.config.tp > 1 ? o->model.config.tp : 1;
 }
 
+int64_t plan_cp(const struct plan_options *o)
+{
+    return o->model.config.cp > 1 ? o->model.config.cp : 1;
+}
+
 struct zero_config plan_config(const struct plan_options *o, int stage, int hybrid,
                                const struct plan_rank *rank)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.stage = stage;
-    hybrid_to_config(&cfg, hybrid, o->world / (o->pp * plan_tp(o)), o->dp_shard);
+    hybrid_to_config(&cfg, hybrid, o->world / (o->pp * plan_cp(o) * plan_tp(o)), o->dp_shard);
     cfg.mesh.pp = (int32_t)o->pp;
+    cfg.mesh.cp = (int32_t)plan_cp(o);
     cfg.mesh.tp = (int32_t)plan_tp(o);
     /* any rank of this pipeline stage; here the first */
     cfg.launch.rank = (int32_t)(rank->pp_at * (o->world / o->pp));
@@ -153,7 +168,7 @@ int plan_column(const struct plan_options *o, int column, const struct plan_rank
 
 static int64_t tokens_of(const struct plan_options *o, const struct gpt2_config *c)
 {
-    return o->batch * c->context;
+    return o->batch * gpt2_own_context(c);
 }
 
 static int64_t dtype_bytes(const struct plan_options *o)
@@ -171,6 +186,31 @@ int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t st
 {
     struct gpt2_config c = plan_sizes(&o->model.config, o->params);
     return tokens_of(o, &c) * plan_kept_elems(&c, layers, o->pp * o->stages_per_rank, stage) * dtype_bytes(o);
+}
+
+int64_t plan_cp_room(const struct plan_options *o)
+{
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    struct gpt2_cp_room room = gpt2_cp_room(&c, o->batch, dtype_bytes(o));
+    return room.reals * dtype_bytes(o) + room.floats * (int64_t)sizeof(float);
+}
+
+int64_t plan_cp_bytes(const struct plan_options *o, int64_t layers)
+{
+    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    return layers * gpt2_cp_bytes(&c, o->batch, dtype_bytes(o)) * (o->accum ? o->accum : 1);
+}
+
+/* Rows of the table about --cp. */
+static void print_cp(const struct plan_options *o, int n_columns, int64_t layers)
+{
+    int64_t room[N_COLUMNS], received[N_COLUMNS];
+    for (int c = 0; c < n_columns; c++) {
+        room[c] = plan_cp_room(o);
+        received[c] = plan_cp_bytes(o, layers);
+    }
+    stage_table_bytes("buffers of attention", room, n_columns);
+    stage_table_bytes("received for attention", received, n_columns);
 }
 
 static void print_table(const struct plan_options *o, const struct zero_plan_info *info, const int64_t *ns,
@@ -197,6 +237,8 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
         for (int c = 0; c < n_columns; c++)
             kept[c] = plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0);
         stage_table_bytes("activations besides", kept, n_columns);
+        if (plan_cp(o) > 1)
+            print_cp(o, n_columns, plan_sizes(&o->model.config, o->params).layers);
     }
     stage_table_bytes("the ZeRO paper says", paper, n_columns);
     stage_table_bytes("received per step", wire, n_columns);
@@ -219,6 +261,23 @@ json_t *plan_line(int column, const struct zero_plan_info *info, int64_t ns)
     return line;
 }
 
+void plan_add_cp(const struct plan_options *o, json_t *line, int64_t layers)
+{
+    if (plan_cp(o) == 1)
+        return;
+    json_object_set_new(line, "cp", json_integer(plan_cp(o)));
+    json_object_set_new(line, "cp_room_bytes", json_integer(plan_cp_room(o)));
+    json_object_set_new(line, "cp_bytes", json_integer(plan_cp_bytes(o, layers)));
+}
+
+/* Adds what the model takes besides the library. */
+static void add_activations(const struct plan_options *o, json_t *line)
+{
+    int64_t layers = plan_sizes(&o->model.config, o->params).layers;
+    json_object_set_new(line, "activation_bytes", json_integer(plan_kept_bytes(o, layers, 0)));
+    plan_add_cp(o, line, layers);
+}
+
 /* Plans without pipeline stages: each rank has all layers, or its tp part of them. */
 static int plan_whole(const struct plan_options *o, const struct zero_tensor *tensors, int32_t n,
                       int32_t layers)
@@ -239,9 +298,7 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
     for (int c = 0; !status && o->json && c < n_columns; c++) {
         json_t *line = plan_line(c, &info[c], ns[c]);
         if (o->batch)
-            json_object_set_new(
-                line, "activation_bytes",
-                json_integer(plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0)));
+            add_activations(o, line);
         report_line(line);
     }
     return status;

@@ -33,6 +33,7 @@ struct plan_options {
     {"tp", "N",                                                                                              \
      "Layers in parts, on N ranks each, which have the same data: tells what one of them takes (1)",         \
      OPTION_INT(in model.own.tp, 1, 1024)},                                                                  \
+        GPT2_CP_ROWS(in model.),                                                                             \
         {"pp", "N",                                                                                          \
          "Layers in so many stages of a pipeline, on ranks of their own, or in --stages-per-rank times as "  \
          "many: tells what the fullest rank takes (1)",                                                      \
@@ -57,8 +58,9 @@ struct plan_options plan_defaults(void);
  * each other, the model or the world, as a finish of arguments.h does. A world of 0 is not known yet. */
 error_t plan_finish_axes(struct argp_state *state, struct plan_options *o);
 
-/* The tensor-parallel ranks: 1 if --tp was not given. */
+/* The tensor-parallel ranks, and the context-parallel ones: 1 if --tp or --cp was not given. */
 int64_t plan_tp(const struct plan_options *o);
+int64_t plan_cp(const struct plan_options *o);
 
 /* Returns the configuration to plan a rank with. hybrid is an enum hybrid. */
 struct zero_config plan_config(const struct plan_options *o, int stage, int hybrid,
@@ -72,13 +74,23 @@ int plan_column(const struct plan_options *o, int column, const struct plan_rank
 /* Bytes of a micro-batch's activations between two layers. */
 int64_t plan_move_bytes(const struct plan_options *o);
 
+/* Bytes that a rank receives in a step for attention between the ranks of cp, in so many layers. */
+int64_t plan_cp_bytes(const struct plan_options *o, int64_t layers);
+
 /* Bytes of activations that a stage with so many layers keeps of a micro-batch. `stage` is its number in
- * the model. */
+ * the model. The buffers of --cp are plan_cp_room(). */
 int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage);
+
+/* Bytes of the buffers for attention with --cp, once for a stage. */
+int64_t plan_cp_room(const struct plan_options *o);
 
 /* Plans all pipeline stages, if pp is above 1, and prints the result. tensors are those of the whole
  * model. Returns the program's exit code. */
 int plan_pipeline(const struct plan_options *o, const struct zero_tensor *tensors, int32_t n);
+
+/* Adds to a line of --json what --cp brings: the buffers of attention, and what it receives in so many
+ * layers. */
+void plan_add_cp(const struct plan_options *o, json_t *line, int64_t layers);
 
 /* A line of --json about one column. The caller may add fields, and prints it. */
 json_t *plan_line(int column, const struct zero_plan_info *info, int64_t ns);

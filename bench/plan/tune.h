@@ -31,10 +31,17 @@ struct tune_options {
     bool log;
 };
 
-/* The data-parallel ranks: those with the same part of the model. */
+/* The ranks that read different data: those with the same part of the model and of each row. */
 static inline int64_t tune_n_dp(const struct tune_options *o)
 {
-    return o->plan.world / (o->plan.pp * plan_tp(&o->plan));
+    return o->plan.world / (o->plan.pp * plan_cp(&o->plan) * plan_tp(&o->plan));
+}
+
+/* How far apart these ranks are. Parameters are sharded over cp as well, so a group of n of them has n * cp
+ * members, which are tp apart. */
+static inline int64_t tune_stride(const struct tune_options *o)
+{
+    return plan_cp(&o->plan) * plan_tp(&o->plan);
 }
 
 /* Whether n consecutive ranks from a multiple of n on lie inside one host, or fill hosts. */

@@ -43,11 +43,12 @@ static int64_t members_on_host(int64_t per_host, int64_t group_size, int64_t str
     return n < group_size ? n : group_size;
 }
 
-/* Bytes that a rank receives from other hosts in a step. The ranks of a shard group are tp apart. Those of a
- * replicate group, one of each shard group, are dp_shard times tp apart. */
+/* Bytes that a rank receives from other hosts in a step. The ranks of a shard group, cp included, are tp
+ * apart. Those of a replicate group, one of each shard group, are dp_shard times tp apart. */
 static int64_t between_hosts(const struct tune_options *o, const struct zero_plan_info *info)
 {
-    int64_t dp_shard = info->dp_shard, dp_replicate = tune_n_dp(o) / dp_shard, tp = plan_tp(&o->plan);
+    int64_t dp_shard = info->dp_shard, tp = plan_tp(&o->plan);
+    int64_t dp_replicate = tune_n_dp(o) * plan_cp(&o->plan) / dp_shard;
     int64_t replicate_bytes = info->traffic.outer_bytes,
             shard_bytes = info->traffic.wire_bytes - replicate_bytes;
     int64_t shard_on_host = members_on_host(o->per_host, dp_shard, tp),
@@ -199,7 +200,7 @@ static int add_sharded(struct planning *p, struct candidate c)
 static bool is_group(const struct tune_options *o, int64_t n)
 {
     int64_t n_dp = tune_n_dp(o);
-    return n > 1 && n < n_dp && n_dp % n == 0 && tune_on_hosts(o, n * plan_tp(&o->plan)) &&
+    return n > 1 && n < n_dp && n_dp % n == 0 && tune_on_hosts(o, n * tune_stride(o)) &&
            (!o->plan.dp_shard || o->plan.dp_shard == n);
 }
 

@@ -98,13 +98,21 @@ static int refuse(const char *name, const char *fmt, ...)
 /* Refuses environment variables that would override every candidate. */
 static int check_environment(const char *name)
 {
-    static const char *const chosen[] = {"ZERO_STAGE",        "ZERO_HYBRID",
-                                         "ZERO_DP_REPLICATE", "ZERO_DP_SHARD",
-                                         "ZERO_TP",           "ZERO_PP",
-                                         "ZERO_SCHEDULE",     "ZERO_PREFETCH",
-                                         "ZERO_WIRE_DTYPE",   "ZERO_PARAM_BUDGET_BYTES",
-                                         "ZERO_DEVICE",       "ZERO_DETERMINISTIC",
-                                         "ZERO_OPTIMIZER",    "ZERO_GRAD_ACCUM_STEPS"};
+    static const char *const chosen[] = {"ZERO_STAGE",
+                                         "ZERO_HYBRID",
+                                         "ZERO_DP_REPLICATE",
+                                         "ZERO_DP_SHARD",
+                                         "ZERO_TP",
+                                         "ZERO_CP",
+                                         "ZERO_PP",
+                                         "ZERO_SCHEDULE",
+                                         "ZERO_PREFETCH",
+                                         "ZERO_WIRE_DTYPE",
+                                         "ZERO_PARAM_BUDGET_BYTES",
+                                         "ZERO_DEVICE",
+                                         "ZERO_DETERMINISTIC",
+                                         "ZERO_OPTIMIZER",
+                                         "ZERO_GRAD_ACCUM_STEPS"};
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
         const char *value = getenv(chosen[i]);
         if (value && *value)
@@ -131,11 +139,17 @@ static int64_t ranks_of_host(void)
 static int check_mesh(const char *name, const struct tune_options *o)
 {
     long long tp = (long long)plan_tp(&o->plan), pp = (long long)o->plan.pp, world = (long long)o->plan.world;
+    long long cp = (long long)plan_cp(&o->plan);
+    if (cp > 1 && world % (pp * cp * tp))
+        return refuse(name,
+                      "--cp: %lld ranks for each row, of %lld parts on %lld pipeline ranks, do not divide "
+                      "the %lld ranks",
+                      cp, tp, pp, world);
     if (world % (pp * tp))
         return refuse(
             name, "--tp and --pp: %lld parts of a layer on %lld pipeline ranks do not divide the %lld ranks",
             tp, pp, world);
-    if (tune_n_dp(o) == 1)
+    if (tune_n_dp(o) * cp == 1)
         return refuse(
             name,
             "--tp and --pp: each of the %lld ranks has another part of the model, so there is nothing to "
@@ -144,8 +158,9 @@ static int check_mesh(const char *name, const struct tune_options *o)
     const struct {
         const char *option, *group;
         long long n;
-    } groups[] = {{"tp", "tensor-parallel group", tp}, {"pp", "pipeline stage", world / pp}};
-    for (int i = 0; i < 2; i++)
+    } groups[] = {
+        {"tp", "tensor-parallel group", tp}, {"cp", "row", cp * tp}, {"pp", "pipeline stage", world / pp}};
+    for (int i = 0; i < 3; i++)
         if (!tune_on_hosts(o, groups[i].n))
             return refuse(
                 name, "--%s: the %lld ranks of a %s neither divide the %lld ranks of a host nor fill hosts",
@@ -162,7 +177,7 @@ static int check_groups(const char *name, const struct tune_options *o)
     if (dp_shard == 1 || dp_shard == n_dp)
         return refuse(name, "--dp-shard: %lld of %lld %s are no groups; more than 1 and less than all are",
                       dp_shard, n_dp, which);
-    if (dp_shard && !tune_on_hosts(o, dp_shard * plan_tp(&o->plan)))
+    if (dp_shard && !tune_on_hosts(o, dp_shard * tune_stride(o)))
         return refuse(name,
                       "--dp-shard: groups of %lld neither divide the %lld ranks of a host nor fill hosts",
                       dp_shard, (long long)o->per_host);

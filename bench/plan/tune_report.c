@@ -30,7 +30,7 @@ struct tune_name tune_name(const struct candidate *c)
 
 /* ---- the lines to paste: the stage, and whatever differs from ZERO_CONFIG_INIT ---- */
 
-#define N_LINES 12
+#define N_LINES 13
 
 /* A field of struct zero_config, without "cfg.", and its value in C and in the environment ("": it has no
  * variable). */
@@ -77,6 +77,8 @@ static int settings_of(const struct tune_options *o, const struct candidate *c, 
     const struct zero_config init = ZERO_CONFIG_INIT;
     int n = 0;
     set_number(&out[n++], "stage", c->stage);
+    if (plan_cp(&o->plan) > 1)
+        set_number(&out[n++], "mesh.cp", plan_cp(&o->plan));
     if (plan_tp(&o->plan) > 1)
         set_number(&out[n++], "mesh.tp", plan_tp(&o->plan));
     if (o->plan.pp > 1)
@@ -230,6 +232,8 @@ static void print_mesh(const struct plan_options *o, int64_t n_dp)
 {
     struct gpt2_config sizes = plan_sizes(&o->model.config, o->params);
     printf("Data on %lld ranks", (long long)n_dp);
+    if (plan_cp(o) > 1)
+        printf(", each row on %lld", (long long)plan_cp(o));
     if (plan_tp(o) > 1)
         printf(", each layer in %lld parts", (long long)plan_tp(o));
     if (o->pp > 1)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* mesh.c: projects a step of a job on the mesh of dp, tp and pp.
+/* mesh.c: projects a step of a job on the mesh of dp, cp, tp and pp.
  *
  * Ranks are numbered as struct zero_mesh says: those of a tp group are neighbours, and pipeline stages are
  * world / pp apart. In this file, a rank of the pipeline is a number from 0 to pp - 1.
@@ -7,6 +7,8 @@
  *   dp    runs on the virtual clock (run.c), for each kind of rank: the first, the last, those between
  *   tp    is time that compute waits, by formula: 2 (tp - 1) / tp of the bytes over the slower kind of links,
  *         and a latency for each step of the ring
+ *   cp    likewise, for gathers of keys and values and reductions of their gradients; its ranks are tp apart,
+ *         and shard parameters together with those of dp
  *   pp    runs the library's schedule on its virtual clock (bench/schedule/pipeline_stages.h). A forward and
  *         backward pass together take as long as one more micro-batch takes in the run of dp; each stage's
  *         share is in proportion to its compute. What happens once in a step (the first gather, the last
@@ -28,7 +30,7 @@ struct rank_time {
 
 struct mesh_run {
     const struct scale_job *j;
-    int64_t tp, pp, dp, per_rank;
+    int64_t tp, cp, pp, dp, per_rank;
     /* (pp) like[r] is the lowest rank with the same layers as rank r (pipe_find_alike). times has entries for
      * those ranks only */
     int64_t like[PIPE_MAX_STAGES];
@@ -43,29 +45,52 @@ static int64_t n_stages(const struct mesh_run *r)
 
 bool scale_has_mesh(const struct scale_job *job)
 {
-    return job->tp > 1 || job->pp > 1 || job->activations;
+    return job->tp > 1 || job->cp > 1 || job->pp > 1 || job->activations;
 }
 
-static int64_t elem_bytes(const struct scale_job *j)
+int64_t scale_element_bytes(const struct scale_job *j)
 {
     return j->dtype == ZERO_BF16 ? 2 : 4;
 }
 
+int64_t scale_own_tokens(const struct scale_job *j)
+{
+    return j->batch * j->context / (j->cp > 1 ? j->cp : 1);
+}
+
 int64_t scale_move_bytes(const struct scale_job *job)
 {
-    return job->batch * job->context * job->model->channels * elem_bytes(job);
+    return scale_own_tokens(job) * job->model->channels * scale_element_bytes(job);
+}
+
+/* Seconds of a ring of n ranks, `stride` apart, that goes through `bytes` so many times. */
+static double ring_s(const struct scale_job *job, int64_t n, int64_t stride, int64_t bytes, int times)
+{
+    const struct scale_machine *m = job->machine;
+    int64_t on_host = stride < m->per_host ? m->per_host / stride : 1, hosts = n > on_host ? n / on_host : 1,
+            near = n / hosts - 1;
+    double passed = times * (double)(n - 1) / (double)n * (double)bytes;
+    double near_s = near ? passed / (m->near_bytes_per_s * job->link_fraction) : 0;
+    double far_s = hosts > 1 ? passed / ((double)(near + 1) * m->far_bytes_per_s * job->link_fraction) : 0;
+    double steps_ns =
+        times * ((double)(n - hosts) * (double)m->near_ns + (double)(hosts - 1) * (double)m->far_ns);
+    return fmax(near_s, far_s) + steps_ns * 1e-9;
 }
 
 double scale_all_reduce_s(const struct scale_job *job, int64_t bytes)
 {
-    const struct scale_machine *m = job->machine;
-    int64_t tp = job->tp, hosts = tp > m->per_host ? tp / m->per_host : 1, near = tp / hosts - 1;
-    double passed = 2 * (double)(tp - 1) / (double)tp * (double)bytes;
-    double near_s = near ? passed / (m->near_bytes_per_s * job->link_fraction) : 0;
-    double far_s = hosts > 1 ? passed / ((double)(near + 1) * m->far_bytes_per_s * job->link_fraction) : 0;
-    double steps_ns =
-        2 * ((double)(tp - hosts) * (double)m->near_ns + (double)(hosts - 1) * (double)m->far_ns);
-    return fmax(near_s, far_s) + steps_ns * 1e-9;
+    return ring_s(job, job->tp, 1, bytes, 2);
+}
+
+/* Elements of a layer's keys and values, of all ranks of cp. */
+static int64_t kv_elems(const struct scale_job *j)
+{
+    return j->batch * j->context * scale_kv_elems(j->model, j->tp > 1 ? j->tp : 1);
+}
+
+double scale_gather_s(const struct scale_job *job, int64_t element_bytes)
+{
+    return ring_s(job, job->cp, job->tp > 1 ? job->tp : 1, kv_elems(job) * element_bytes, 1);
 }
 
 /* ---- what goes together ---- */
@@ -89,10 +114,30 @@ static int check_tp(const struct scale_job *j)
     return 0;
 }
 
+/* Rows are cut in zigzag order. */
+static int check_cp(const struct scale_job *j)
+{
+    long long cp = (long long)j->cp;
+    int64_t n = (j->tp > 1 ? j->tp : 1) * j->cp;
+    if (j->cp <= 1)
+        return 0;
+    if (j->context % (2 * j->cp))
+        return zr_fail(ZERO_ERR_ARG,
+                       "--cp: the zigzag order cuts a row in %lld parts, which do not divide the %lld tokens",
+                       2 * cp, (long long)j->context);
+    if (n > j->machine->per_host ? n % j->machine->per_host : j->machine->per_host % n)
+        return zr_fail(ZERO_ERR_ARG,
+                       "--cp: %lld ranks with --tp lie on hosts of %d GPUs unevenly: allowed is what divides "
+                       "these, or several hosts",
+                       (long long)n, j->machine->per_host);
+    return 0;
+}
+
 static int check_mesh(const struct mesh_run *r)
 {
     const struct scale_job *j = r->j;
     int err = check_tp(j);
+    err = err ? err : check_cp(j);
     if (err)
         return err;
     bool several = r->per_rank > 1;
@@ -100,6 +145,12 @@ static int check_mesh(const struct mesh_run *r)
         return zr_fail(ZERO_ERR_ARG, "--pp%s: %lld stages are more than the %lld layers of %s",
                        several ? " and --stages-per-rank" : "", (long long)n_stages(r),
                        (long long)j->model->layers, j->model->name);
+    if (r->cp > 1 && j->world % (r->tp * r->cp * r->pp))
+        return zr_fail(
+            ZERO_ERR_ARG,
+            "--cp: %lld ranks for each row, in %lld parts and %lld %s, do not divide the %lld GPUs",
+            (long long)r->cp, (long long)r->tp, (long long)r->pp, several ? "GPUs with stages" : "stages",
+            (long long)j->world);
     if (j->world % (r->tp * r->pp))
         return zr_fail(
             ZERO_ERR_ARG, "--pp, --tp: %lld %s of layers in %lld parts do not divide the %lld GPUs",
@@ -186,7 +237,7 @@ static int64_t move_ns(const struct mesh_run *r, int64_t stage)
 /* Bytes of a micro-batch with `elems` elements for each token. */
 static int64_t bytes_of_tokens(const struct scale_job *j, int64_t elems)
 {
-    return elems * j->batch * j->context * elem_bytes(j);
+    return elems * scale_own_tokens(j) * scale_element_bytes(j);
 }
 
 /* Bytes of activations that a stage keeps for one micro-batch. */
@@ -247,11 +298,17 @@ static int run_stages(struct mesh_run *r, bool free_links, struct pipe_result *p
 
 /* ---- bytes ---- */
 
+/* Buffers of attention over cp: keys and values as they arrive and in order, and their gradients in fp32. */
+static int64_t cp_room(const struct mesh_run *r)
+{
+    return r->cp > 1 ? 2 * kv_elems(r->j) * (scale_element_bytes(r->j) + (int64_t)sizeof(float)) : 0;
+}
+
 /* The activations that the rank's stages keep. With recomputation, one layer's are there in full too. */
 static int64_t activation_bytes(const struct mesh_run *r, int64_t rank, const struct pipe_result *pipe)
 {
     const struct scale_job *j = r->j;
-    return pipe->kept_bytes[rank] +
+    return pipe->kept_bytes[rank] + r->per_rank * cp_room(r) +
            (j->recompute ? bytes_of_tokens(j, scale_kept_elems(j->model, r->tp)) : 0);
 }
 
@@ -263,11 +320,11 @@ static int64_t bytes_between(const struct mesh_run *r, int64_t rank, const struc
     const struct scale_model *m = j->model;
     bool tied = scale_n_units(m) == m->layers + 1, outer = rank == 0 || rank == r->pp - 1;
     int64_t slot = (scale_move_bytes(j) + 4095) / 4096 * 4096;
-    int64_t words = (m->vocab + r->tp - 1) / r->tp * m->channels * elem_bytes(j);
+    int64_t words = (m->vocab + r->tp - 1) / r->tp * m->channels * scale_element_bytes(j);
     int64_t bytes = pipe->n_slots * slot;
     if (r->pp == 1 || !tied)
         return bytes;
-    int64_t sum = j->accum > 1 ? words / elem_bytes(j) * (int64_t)sizeof(float) : 0;
+    int64_t sum = j->accum > 1 ? words / scale_element_bytes(j) * (int64_t)sizeof(float) : 0;
     return bytes + (outer ? words + sum : 0) + (rank == r->pp - 1 ? words : 0);
 }
 
@@ -281,6 +338,13 @@ static int64_t n_sums(const struct mesh_run *r, int64_t rank)
 static int64_t tp_bytes(const struct mesh_run *r, int64_t rank)
 {
     return r->j->accum * n_sums(r, rank) * (2 * (r->tp - 1) * (scale_move_bytes(r->j) / r->tp));
+}
+
+static int64_t cp_bytes(const struct mesh_run *r, int64_t rank)
+{
+    int64_t layers = pipe_layers_of_rank(r->j->model->layers, r->pp, r->per_rank, rank);
+    int64_t each = scale_element_bytes(r->j) * (r->j->recompute ? 3 : 2) + (int64_t)sizeof(float);
+    return r->j->accum * layers * (r->cp - 1) * (kv_elems(r->j) / r->cp) * each;
 }
 
 /* Each stage of a rank receives from the stage before it and from the one after it. The model's first and
@@ -299,7 +363,7 @@ static void take_bytes(const struct mesh_run *r, const struct pipe_result *pipe,
         const struct rank_time *t = time_of(r, k);
         int64_t library = t->job_run.memory_bytes + bytes_between(r, k, pipe);
         int64_t acts = activation_bytes(r, k, pipe);
-        int64_t received = t->wire_bytes + tp_bytes(r, k) + pp_bytes(r, k);
+        int64_t received = t->wire_bytes + tp_bytes(r, k) + cp_bytes(r, k) + pp_bytes(r, k);
         if (library + acts > most) {
             most = library + acts;
             out->memory_bytes = library;
@@ -309,6 +373,7 @@ static void take_bytes(const struct mesh_run *r, const struct pipe_result *pipe,
             out->received_bytes = received;
             out->outer_bytes = t->outer_bytes;
             out->tp_bytes = tp_bytes(r, k);
+            out->cp_bytes = cp_bytes(r, k);
             out->pp_bytes = pp_bytes(r, k);
         }
     }
@@ -337,6 +402,7 @@ int scale_run(const struct scale_job *job, struct scale_result *out)
     double step_s = 0, free_s = 0;
     r = (struct mesh_run){.j = job,
                           .tp = job->tp > 1 ? job->tp : 1,
+                          .cp = job->cp > 1 ? job->cp : 1,
                           .pp = job->pp > 1 ? job->pp : 1,
                           .per_rank = job->stages_per_rank > 1 ? job->stages_per_rank : 1};
     int (*const run)(struct mesh_run *, bool, struct pipe_result *, double *) =
@@ -352,7 +418,7 @@ int scale_run(const struct scale_job *job, struct scale_result *out)
         err = run(&r, false, &pipe, &step_s);
     if (err)
         return err;
-    double tokens = (double)(job->batch * job->context * job->accum) / (double)(r.tp * r.pp);
+    double tokens = (double)(scale_own_tokens(job) * job->accum) / (double)(r.tp * r.pp);
     *out = (struct scale_result){.step_s = step_s,
                                  .tokens_per_s_per_gpu = tokens / step_s,
                                  .exposed_s = round((step_s - free_s) * 1e9) / 1e9, /* whole nanoseconds */

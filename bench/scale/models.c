@@ -137,6 +137,11 @@ int64_t scale_n_last_norm(const struct scale_model *m)
     return m->llama ? m->channels : 2 * m->channels;
 }
 
+int64_t scale_kv_elems(const struct scale_model *m, int64_t tp)
+{
+    return 2 * kv_channels(m) / tp;
+}
+
 int64_t scale_kept_elems(const struct scale_model *m, int64_t tp)
 {
     int64_t of_mlp =

@@ -36,14 +36,27 @@ static double waited_flop(const struct scale_job *j, const struct scale_part *p,
     return n * scale_all_reduce_s(j, scale_move_bytes(j)) * j->machine->flop_per_s * j->compute_fraction;
 }
 
+/* The same for n gathers of a layer's keys and values over cp, or reductions of their gradients. */
+static double waited_for_rows(const struct scale_job *j, const struct scale_part *p, int n,
+                              int64_t element_bytes)
+{
+    if (j->cp <= 1 || p->free_links)
+        return 0;
+    return n * scale_gather_s(j, element_bytes) * j->machine->flop_per_s * j->compute_fraction;
+}
+
 /* Adds the all-reduces over tp: two in a layer's forward pass and two in its backward pass, one after the
- * embedding and one before the head. */
+ * embedding and one before the head. Over cp a layer gathers keys and values in each pass, and reduces their
+ * gradients in fp32. */
 static void add_waits(const struct scale_job *j, const struct scale_part *p, int32_t unit,
                       struct zr_verify_unit *u)
 {
     bool layer = unit > 0 && unit <= j->model->layers, tied = scale_n_units(j->model) == j->model->layers + 1;
     u->forward_flop += waited_flop(j, p, layer ? 2 : unit == 0);
     u->backward_flop += waited_flop(j, p, layer ? j->recompute ? 4 : 2 : unit > 0);
+    u->forward_flop += waited_for_rows(j, p, layer, scale_element_bytes(j));
+    u->backward_flop += waited_for_rows(j, p, layer * (j->recompute ? 2 : 1), scale_element_bytes(j)) +
+                        waited_for_rows(j, p, layer, sizeof(float));
     u->again_backward_flop += waited_flop(j, p, unit == 0 && tied && has_both_ends(j, p));
 }
 
@@ -60,7 +73,7 @@ static struct scale_unit tied_head(const struct scale_job *j, int64_t tp)
 static struct zr_verify_unit unit_of(const struct scale_job *j, const struct scale_part *p, int32_t u,
                                      bool head)
 {
-    double tokens = (double)(j->batch * j->context), back = j->recompute ? 3 : 2;
+    double tokens = (double)scale_own_tokens(j), back = j->recompute ? 3 : 2;
     int64_t tp = j->tp > 1 ? j->tp : 1;
     struct scale_unit unit = head ? tied_head(j, tp) : scale_part_of(j->model, j->context, u, tp);
     bool twice = has_both_ends(j, p);

@@ -4,7 +4,7 @@
  *   models.c    models: their units, parameters and floating-point operations
  *   machines.c  machines: figures of data sheets
  *   run.c       a data-parallel job on the virtual clock (shard/verify/verify.h)
- *   mesh.c      a job on the mesh of dp, tp and pp
+ *   mesh.c      a job on the mesh of dp, cp, tp and pp
  *   scale_cmd.c the command */
 #ifndef ZERO_BENCH_SCALE_H
 #define ZERO_BENCH_SCALE_H
@@ -52,6 +52,8 @@ struct scale_unit scale_unit_of(const struct scale_model *m, int64_t context, in
 struct scale_unit scale_part_of(const struct scale_model *m, int64_t context, int32_t unit, int64_t tp);
 /* Parameters of the last norm. They belong to the head's unit, or to unit 0 if the head is tied. */
 int64_t scale_n_last_norm(const struct scale_model *m);
+/* Elements of a token's keys and values in one of tp parts of a layer. */
+int64_t scale_kv_elems(const struct scale_model *m, int64_t tp);
 /* Elements that one of tp parts of a layer keeps for each token until the backward pass. Two norms and two
  * sums are whole; q, k, v, the attention's output and the feed-forward part are cut. */
 int64_t scale_kept_elems(const struct scale_model *m, int64_t tp);
@@ -98,12 +100,13 @@ struct scale_job {
     int64_t budget_bytes;
     /* The backward pass computes the forward pass again. */
     bool recompute;
-    /* ranks that share a layer, ranks of a pipeline, and stages on each; 0 is 1. World / (tp * pp) ranks
-     * have different data. */
-    int64_t tp, pp, stages_per_rank;
+    /* ranks that share a layer, that share each row (in the gather form), ranks of a pipeline, and stages on
+     * each; 0 is 1. World / (tp * pp) ranks shard parameters, and world / (tp * cp * pp) have different
+     * data. */
+    int64_t tp, cp, pp, stages_per_rank;
     /* enum zero_schedule */
     int schedule;
-    /* whether activations are counted even without tp and pp */
+    /* whether activations are counted even without tp, cp and pp */
     bool activations;
     /* fractions of the machine's peak and of its links that the job reaches */
     double compute_fraction, link_fraction;
@@ -120,10 +123,10 @@ struct scale_result {
     int64_t memory_bytes, received_bytes, outer_bytes;
     /* ranks of the job that were simulated one by one; the others have the same times */
     int n_simulated;
-    /* Only with tp, pp or activations: bytes of activations of the fullest rank, whose memory_bytes is above,
-     * and bytes received over tp and pp. The bubble is the mean share of the step in which ranks of the
-     * pipeline are idle, 0 to 1. */
-    int64_t activation_bytes, tp_bytes, pp_bytes;
+    /* Only with tp, cp, pp or activations: bytes of activations of the fullest rank, whose memory_bytes is
+     * above, and bytes received over tp, cp and pp. The bubble is the mean share of the step in which ranks
+     * of the pipeline are idle, 0 to 1. */
+    int64_t activation_bytes, tp_bytes, cp_bytes, pp_bytes;
     double bubble;
 };
 
@@ -154,10 +157,17 @@ struct scale_part_time {
 /* Returns 0 or a zero_err, with zr_error_text(). */
 int scale_part_run(const struct scale_job *job, const struct scale_part *part, struct scale_part_time *out);
 
-/* Whether the job has tp or pp, or counts activations: then the fields for these are printed. */
+/* Whether the job has tp, cp or pp, or counts activations: then the fields for these are printed. */
 bool scale_has_mesh(const struct scale_job *job);
 /* Seconds of an all-reduce of `bytes` over tp, along rings. */
 double scale_all_reduce_s(const struct scale_job *job, int64_t bytes);
+/* Seconds of gathering a layer's keys and values over cp, with so many bytes for each element, or of reducing
+ * their gradients. */
+double scale_gather_s(const struct scale_job *job, int64_t element_bytes);
+/* Bytes of an element of the model. */
+int64_t scale_element_bytes(const struct scale_job *job);
+/* Tokens of a micro-batch that a rank has. */
+int64_t scale_own_tokens(const struct scale_job *job);
 /* Bytes of a micro-batch's activations between two layers. */
 int64_t scale_move_bytes(const struct scale_job *job);
 

@@ -71,11 +71,14 @@ static const struct option_row rows[] = {
     {"micro-batches", "N", "The same", OPTION_INT(micro_batches, 1, SCALE_MAX_ACCUM)},
     {"recompute", NULL, "Backward computes forward again, as activation checkpointing does",
      OPTION_FLAG(job.recompute)},
-    {"activations", NULL, "Counts in the memory what the model keeps, as with --tp and --pp",
+    {"activations", NULL, "Counts in the memory what the model keeps, as with --tp, --cp and --pp",
      OPTION_FLAG(job.activations)},
     {.help = "Sharding:"},
     {"tp", "N", "Each layer in N parts, on ranks side by side, which have the same data (1)",
      OPTION_INT(job.tp, 1, 1024)},
+    {"cp", "N",
+     "Each row on N ranks, in the gather form and zigzag order: compute waits for keys and values (1)",
+     OPTION_INT(job.cp, 1, 1024)},
     {"pp", "N",
      "Layers in N stages of a pipeline, on GPUs of their own, or in --stages-per-rank times as many (1)",
      OPTION_INT(job.pp, 1, PIPE_MAX_STAGES)},
@@ -202,6 +205,8 @@ static void print_mesh_head(const struct scale_options *o, const struct scale_jo
 {
     if (j->tp > 1)
         printf("each layer in %lld parts (tp); ", (long long)j->tp);
+    if (j->cp > 1)
+        printf("each row on %lld GPUs (cp); ", (long long)j->cp);
     if (j->pp > 1)
         print_pipeline(j);
     printf(
@@ -272,6 +277,10 @@ static void print_line(const struct scale_job *j, const struct scale_result *r)
         "no stragglers, no congestion");
     if (scale_has_mesh(j)) {
         json_object_set_new(line, "tp", json_integer(j->tp));
+        if (j->cp > 1) {
+            json_object_set_new(line, "cp", json_integer(j->cp));
+            json_object_set_new(line, "cp_bytes", json_integer(r->cp_bytes));
+        }
         json_object_set_new(line, "pp", json_integer(j->pp));
         json_object_set_new(line, "schedule", json_string(option_word_of(pipe_schedules, j->schedule)));
         if (j->stages_per_rank > 1)

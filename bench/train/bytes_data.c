@@ -93,15 +93,30 @@ void bytes_data_close(struct bytes_data *d)
     *d = (struct bytes_data){0};
 }
 
-void bytes_data_sample(const struct bytes_data *d, int32_t *tokens, int32_t *targets, int64_t B, int64_t T,
-                       uint64_t seed, int64_t step, int64_t micro_batch)
+/* Fills n tokens of a row from `first` on with the piece of the text that bits choose. */
+static void take_piece(const struct bytes_data *d, const struct bytes_rows *row, int64_t first, int64_t n,
+                       int64_t T, uint64_t bits)
+{
+    const uint8_t *text = d->bytes + bits % (uint64_t)(d->n_bytes - T);
+    for (int64_t t = 0; t < n; t++) {
+        row->tokens[first + t] = text[t];
+        row->targets[first + t] = text[t + 1];
+        row->document_start[first + t] = (int32_t)first;
+    }
+}
+
+void bytes_data_sample(const struct bytes_data *d, const struct bytes_rows *out, int64_t B, int64_t T,
+                       int64_t document, uint64_t seed, int64_t step, int64_t micro_batch)
 {
     uint64_t batch = random_bits(random_bits(random_bits(seed) + (uint64_t)step) + (uint64_t)micro_batch);
-    for (int64_t b = 0; b < B; b++, tokens += T, targets += T) {
-        const uint8_t *text = d->bytes + random_bits(batch + (uint64_t)b) % (uint64_t)(d->n_bytes - T);
-        for (int64_t t = 0; t < T; t++) {
-            tokens[t] = text[t];
-            targets[t] = text[t + 1];
+    for (int64_t b = 0; b < B; b++) {
+        const struct bytes_rows row = {out->tokens + b * T, out->targets + b * T,
+                                       out->document_start + b * T};
+        uint64_t bits = random_bits(batch + (uint64_t)b);
+        for (int64_t at = 0, n; at < T; at += n, bits = random_bits(bits)) {
+            n = document ? 1 + (int64_t)(random_bits(bits + 1) % (uint64_t)(2 * document - 1)) : T;
+            n = n < T - at ? n : T - at;
+            take_piece(d, &row, at, n, T, bits);
         }
     }
 }

@@ -3,6 +3,7 @@
  * struct train_position, from which the choice of text follows. */
 #include "bench/gpt2/gpt2_names.h"
 #include "bench/train/run.h"
+#include "kernels/alloc.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -16,6 +17,42 @@ int train_load_text(struct run *r)
         return zr_fail(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
                        (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
     }
+    int64_t n = o->batch * o->model.config.context;
+    TRY(ZR_ALLOC(r->whole.tokens, 3 * n, "rows of text"));
+    r->whole.targets = r->whole.tokens + n;
+    r->whole.document_start = r->whole.targets + n;
+    return 0;
+}
+
+/* Copies this rank's part of each of the batch's whole rows to m. */
+static void take_own_rows(const struct run *r, struct gpt2 *m)
+{
+    const int64_t context = m->config.context;
+    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    for (int64_t b = 0, to = 0; b < r->o->batch; b++)
+        for (int i = 0; i < 2; i++)
+            for (int64_t t = own.first[i]; t < own.first[i] + own.n[i]; t++, to++) {
+                int64_t at = b * context + t;
+                m->tokens[to] = r->whole.tokens[at];
+                m->targets[to] = r->whole.targets[at];
+                m->positions[to] = (int32_t)t - r->whole.document_start[at];
+            }
+    if (m->config.documents)
+        memcpy(m->document_start, r->whole.document_start,
+               (size_t)(r->o->batch * context) * sizeof *m->document_start);
+}
+
+/* Ranks of cp read the same rows, and have each token of them once. Check mode compares these. On a GPU it
+ * compares only arrays of the GPU. */
+static int expect_whole_rows(struct run *r, const struct gpt2 *m)
+{
+    const struct gpt2_config *c = &m->config;
+    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    if (c->cp <= 1)
+        return 0;
+    TRY_ZERO(zero_expect_rows(r->z, c->context, own.first, own.n));
+    if (!r->compute.cuda)
+        TRY_ZERO(zero_expect_equal(r->z, ZERO_AXIS_CP, r->whole.tokens, r->o->batch * c->context, ZERO_I32));
     return 0;
 }
 
@@ -28,8 +65,10 @@ int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch)
         r->n_micro + micro_batch * r->at.n_dp + r->at.dp; /* of this micro-batch, in the whole run */
     profile_enter(o->profile, PROFILE_REST);
     TRY(gpt2_next_batch(m));
-    bytes_data_sample(&r->data, m->tokens, m->targets, o->batch, o->model.config.context, o->seed,
+    bytes_data_sample(&r->data, &r->whole, o->batch, o->model.config.context, o->documents, o->seed,
                       number / r->per_step, number % r->per_step);
+    TRY(expect_whole_rows(r, m));
+    take_own_rows(r, m);
     gpt2_send_batch(m);
     profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_REST); /* until the model computes */
     return 0;

@@ -81,7 +81,8 @@ static int64_t piece_of(int32_t number, int64_t whole_layers)
 
 int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes)
 {
-    return batch * whole->context * whole->channels * element_bytes / (whole->sequence ? whole->tp : 1);
+    return batch * gpt2_own_context(whole) * whole->channels * element_bytes /
+           (whole->sequence ? whole->tp : 1);
 }
 
 /* Copies n bytes between the host and the device, and waits. */

@@ -72,15 +72,17 @@ static int backward(struct run *r, const struct zero_action *a)
     return m->err;
 }
 
-/* Carries out an action. The embedding's backward pass needs the tokens again, because other micro-batches'
- * forward passes may have come between. */
+/* Carries out an action. The embedding's backward pass needs the tokens again, and attention to documents
+ * their beginnings, because other micro-batches' forward passes may have come between. */
 static int act(struct run *r, const struct zero_action *a)
 {
     const struct gpt2_config *config = &r->stage[a->pp_stage].config;
     struct gpt2 *m = &r->model[a->pp_stage];
     bool is_forward = a->phase == ZERO_FORWARD;
     gpt2_turn_to(m, a->micro_batch % m->n_kept);
-    if ((!config->no_embedding && a->phase != ZERO_BACKWARD_INPUT) || (is_forward && !config->no_head))
+    bool attends = config->documents && a->phase != ZERO_BACKWARD_WEIGHT;
+    if (attends || (!config->no_embedding && a->phase != ZERO_BACKWARD_INPUT) ||
+        (is_forward && !config->no_head))
         TRY(train_next_text(r, m, a->micro_batch));
     TRY(is_forward ? forward(r, a) : backward(r, a));
     return take_libzero_error(zero_finish(r->z));

@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 const char *const profile_names[PROFILE_N_PARTS] = {
@@ -24,6 +25,13 @@ int64_t profile_most_micro_batches(int64_t layers, int64_t steps)
     return room / (2 * (2 * layers + 3) + layers + 1 + 1);
 }
 
+static int64_t thread_cpu_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
 enum profile_part profile_enter(struct profile *p, enum profile_part part)
 {
     if (!p)
@@ -36,6 +44,10 @@ enum profile_part profile_enter(struct profile *p, enum profile_part part)
         p->means[p->n_means][0] = p->since_ns;
         p->means[p->n_means++][1] = now;
     }
+    if (before != part && before == PROFILE_ATTENTION && p->running)
+        p->attention_cpu_ns += thread_cpu_ns() - p->cpu_since_ns;
+    if (before != part && part == PROFILE_ATTENTION)
+        p->cpu_since_ns = thread_cpu_ns();
     p->since_ns = now;
     p->part = part;
     return before;

@@ -32,6 +32,8 @@ extern const char *const profile_names[PROFILE_N_PARTS];
 /* The most steps that are measured, and the spans that the timeline keeps of the model's thread
  * (cfg.debug.trace). */
 enum { PROFILE_MAX_STEPS = 50, PROFILE_MAX_SPANS = 16384 };
+/* The most ranks of a row whose attention is compared. */
+enum { PROFILE_MAX_CP = 64 };
 
 struct profile {
     /* steps are measured from the end of step n_warm to the end of the last one */
@@ -46,6 +48,11 @@ struct profile {
     int64_t means[PROFILE_MAX_STEPS][2], n_means, last_step_ns;
     /* operations of matrix products in PRODUCTS and ATTENTION */
     double flop[PROFILE_N_PARTS];
+    /* CPU time that the model's thread spends in attention. Unlike the part's time it has no waits for a busy
+     * CPU. And the same of each rank of a row (cp), in the mean over the data; n_cp 0: not known */
+    int64_t attention_cpu_ns, cpu_since_ns;
+    double attention_cpu_ms[PROFILE_MAX_CP];
+    int32_t n_cp;
     int32_t rank, world;
     /* weights whose optimizer state this rank has */
     int64_t n_kept;

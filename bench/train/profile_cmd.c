@@ -16,6 +16,7 @@
 #include "bench/train/profile.h"
 #include "bench/train/train.h"
 
+#include <math.h>
 #include <stdio.h>
 
 struct profile_options {
@@ -40,6 +41,7 @@ static const struct option_row rows[] = {
      OPTION_INT(steps, 1, PROFILE_MAX_STEPS)},
     {"plain", NULL, "The same model without libzero, on one rank", OPTION_FLAG(train.plain)},
     {"stage", "0..3", "What is sharded (0)", OPTION_INT(train.stage, 0, 3)},
+    GPT2_CP_ROWS(train.model.),
     {"threads", "N", "Of each rank, for its products and layers (1)", OPTION_INT(train.threads, 1, 1024)},
     {"params", "N", "Elements of the arrays by which limits are measured (8e6)",
      OPTION_INT(params, 1, INT64_C(10000000000))},
@@ -55,6 +57,11 @@ static error_t finish(struct argp_state *state, void *options)
     if (o->train.plain && o->train.stage >= 0)
         return option_fault(state, "--plain: has no --stage, which is libzero's");
     o->train.stage = o->train.stage >= 0 ? o->train.stage : 0;
+    char fault[128];
+    if (gpt2_cp_fault(&o->train.model.config, fault, sizeof fault))
+        return option_fault(state, "%s", fault);
+    if (o->train.plain && o->train.model.config.cp > 1)
+        return option_fault(state, "--cp: not with --plain");
     int64_t most = profile_most_micro_batches(o->train.model.config.layers, o->steps);
     if (!o->train.plain && o->steps * o->train.accum > most)
         return option_fault(
@@ -93,7 +100,8 @@ static void at_limits(double seconds[PROFILE_N_PARTS], const struct profile_opti
 {
     const bool bf16 = o->train.dtype == ZERO_BF16;
     const double steps = (double)p->n_steps, n = (double)p->n_kept;
-    const double tokens = (double)(o->train.batch * o->train.accum * o->train.model.config.context);
+    const double tokens =
+        (double)(o->train.batch * o->train.accum * gpt2_own_context(&o->train.model.config));
     const struct kernels_host_row *product = kernels_host_row(h, bf16 ? "product bf16" : "product f32");
     const struct kernels_host_row *adamw = kernels_host_row(h, bf16 ? "adamw bf16" : "adamw f32");
     for (int i = 0; i < PROFILE_N_PARTS; i++)
@@ -111,6 +119,25 @@ static void at_limits(double seconds[PROFILE_N_PARTS], const struct profile_opti
     }
 }
 
+/* The mean of the ranks' CPU time in attention divided by the largest: 1 if all have as much work. */
+static double balance(const struct profile *p)
+{
+    double sum = 0, largest = 0;
+    for (int32_t c = 0; c < p->n_cp; c++) {
+        sum += p->attention_cpu_ms[c];
+        largest = fmax(largest, p->attention_cpu_ms[c]);
+    }
+    return largest > 0 ? sum / p->n_cp / largest : 1;
+}
+
+static void print_balance(const struct profile *p)
+{
+    printf("CPU time in attention, ms in a step, of each rank of a row:");
+    for (int32_t c = 0; c < p->n_cp; c++)
+        printf(" %.3f", p->attention_cpu_ms[c] / (double)p->n_steps);
+    printf("; mean / largest %.3f\n", balance(p));
+}
+
 static void print(const struct profile_options *o, const struct profile *p, const double *limit)
 {
     const double steps = (double)p->n_steps, total = (double)p->total_ns;
@@ -125,6 +152,8 @@ static void print(const struct profile_options *o, const struct profile *p, cons
         sum += limit[i];
     }
     printf("%-24s %12.3f %8.2f%% %16.3f\n", "a step", total * 1e-6 / steps, 100.0, sum * 1e3);
+    if (p->n_cp > 1)
+        print_balance(p);
 }
 
 static void report(const struct profile_options *o, const struct profile *p, const struct kernels_host *h)
@@ -142,12 +171,16 @@ static void report(const struct profile_options *o, const struct profile *p, con
                                                report_number((double)p->ns[i] / (double)p->total_ns), "flop",
                                                report_number(p->flop[i]), "ns_at_limit",
                                                report_number(limit[i] * 1e9 * (double)p->n_steps)));
+    json_t *cpu = json_array();
+    for (int32_t c = 0; c < p->n_cp; c++)
+        json_array_append_new(cpu, report_number(p->attention_cpu_ms[c]));
     report_line(
-        json_pack("{s:s, s:s, s:s, s:i, s:o, s:b, s:I, s:I, s:I, s:o, s:o}", "event", "profile", "model",
-                  o->train.model.name, "dtype", option_word_of(option_dtypes, o->train.dtype), "world",
-                  p->world, "stage", o->train.plain ? json_null() : json_integer(o->train.stage), "plain",
-                  o->train.plain, "threads", (json_int_t)o->train.threads, "steps", (json_int_t)p->n_steps,
-                  "ns", (json_int_t)p->total_ns, "parts", parts, "kernels", kernels_host_json(h)));
+        json_pack("{s:s, s:s, s:s, s:i, s:o, s:b, s:I, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "profile",
+                  "model", o->train.model.name, "dtype", option_word_of(option_dtypes, o->train.dtype),
+                  "world", p->world, "stage", o->train.plain ? json_null() : json_integer(o->train.stage),
+                  "plain", o->train.plain, "threads", (json_int_t)o->train.threads, "steps",
+                  (json_int_t)p->n_steps, "ns", (json_int_t)p->total_ns, "parts", parts, "attention_cpu_ms",
+                  cpu, "balance", report_number(balance(p)), "kernels", kernels_host_json(h)));
 }
 
 static int measure_limits(const char *name, const struct profile_options *o, struct compute *compute,

@@ -27,6 +27,9 @@ struct run {
     struct train_stage stage[PIPE_MAX_OWN];
     int32_t n_own;
     struct bytes_data data;
+    /* a micro-batch's whole rows, of which cp_rows (cp) says what each rank takes */
+    struct bytes_rows whole;
+    struct gpt2_rows *cp_rows;
     struct report report;
     /* (n_tensors) the tensors of all these stages, and the number of each in train_describe's table */
     struct zero_tensor tensors[PIPE_MAX_OWN * TRAIN_N_TENSORS];

@@ -27,28 +27,31 @@ static void configure_mesh(const struct train_options *o, struct zero_config *cf
     cfg->mesh.dp_shard = (int32_t)o->dp_shard;
     if (o->pp > 1)
         cfg->mesh.pp = (int32_t)o->pp;
+    if (o->model.config.cp > 1)
+        cfg->mesh.cp = (int32_t)o->model.config.cp;
     if (o->model.config.tp > 1)
         cfg->mesh.tp = (int32_t)o->model.config.tp;
 }
 
-/* The model was opened for --pp and --tp, so the environment must not say otherwise. */
+/* The model was opened for --pp, --cp and --tp, so the environment must not say otherwise. */
 static int take_place(struct run *r, const struct zero_place *p)
 {
-    int64_t pp = r->o->pp, tp = r->o->model.config.tp;
+    int64_t pp = r->o->pp, cp = r->o->model.config.cp, tp = r->o->model.config.tp;
     r->at = (struct train_place){
-        .dp = p->data, .n_dp = p->n_data, .tp = p->tp, .stage = p->pp, .n_stages = p->n_pp};
-    if (p->n_pp == (pp > 1 ? pp : 1) && p->n_tp == (tp > 1 ? tp : 1))
+        .dp = p->data, .n_dp = p->n_data, .cp = p->cp, .tp = p->tp, .stage = p->pp, .n_stages = p->n_pp};
+    if (p->n_pp == (pp > 1 ? pp : 1) && p->n_cp == (cp > 1 ? cp : 1) && p->n_tp == (tp > 1 ? tp : 1))
         return 0;
     return zr_fail(ZERO_ERR_ARG,
-                   "pp is %d and tp %d by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp",
-                   p->n_pp, p->n_tp);
+                   "pp is %d, cp %d and tp %d by ZERO_PP, ZERO_CP and ZERO_TP, which this program wants as "
+                   "--pp, --cp and --tp",
+                   p->n_pp, p->n_cp, p->n_tp);
 }
 
-/* Without --tp and --pp every rank opens the same model, and zero_wrap finds the place. */
+/* Without --pp, --cp and --tp every rank opens the same model, and zero_wrap finds the place. */
 static int find_place(struct run *r)
 {
     const struct train_options *o = r->o;
-    if (o->pp > 1 || o->model.config.tp > 1) {
+    if (o->pp > 1 || o->model.config.cp > 1 || o->model.config.tp > 1) {
         struct zero_config cfg = ZERO_CONFIG_INIT;
         struct zero_place place;
         configure_mesh(o, &cfg);
@@ -91,6 +94,7 @@ static int open_stages(struct run *r)
         m->stores = r->stores_each;
         m->profile = r->o->profile;
         train_join_tp(m, r->at.tp, &r->z);
+        train_join_cp(m, r->at.cp, r->cp_rows, &r->z);
         describe_stage(r, k, unit);
         unit += (int32_t)(train_first_layer_unit(&r->stage[k].config) + r->stage[k].config.layers);
     }
@@ -107,6 +111,7 @@ int train_open(struct run *r)
     TRY(compute_open(&r->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
     TRY(find_place(r));
+    TRY(train_cp_rows(&r->cp_rows, &o->model.config));
     r->stores_each = train_stores_every_micro_batch(o);
     r->report.quiet = o->step_ms || o->profile;
     r->per_step = r->accum;
@@ -176,7 +181,7 @@ int train_after_wrap(struct run *r)
     r->rank = stats.place.rank;
     r->world = stats.place.world;
     TRY(take_place(r, &stats.place));
-    r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.tp == 0;
+    r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.cp == 0 && r->at.tp == 0;
     r->report.quiet = r->report.quiet || !r->reports;
     r->accum = stats.grad_accum_steps;
     r->per_step = r->at.n_dp * r->accum;
@@ -193,6 +198,8 @@ int train_close(struct run *r, int err)
     bytes_data_close(&r->data);
     report_close(&r->report);
     free(r->order);
+    free(r->cp_rows);
+    free(r->whole.tokens);
     if (!err)
         status = r->not_drawn ? EXIT_FAILURE : EXIT_SUCCESS;
     return status;

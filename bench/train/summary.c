@@ -135,7 +135,7 @@ static int summarize(struct run *r, double loss)
         if (stats.place.n_tp > 1)
             TRY(train_hash_tp(&r->model[0], s.state_sha256));
         s.stage = stats.stage;
-        s.hybrid = hybrid_of_run(stats.hybrid, stats.dp_shard, stats.place.n_data);
+        s.hybrid = hybrid_of_run(stats.hybrid, stats.dp_shard, stats.place.n_data * stats.place.n_cp);
         s.dp_shard = stats.dp_shard;
         s.bytes = stats.allocated;
         s.planned_bytes = stats.planned;
@@ -174,6 +174,16 @@ static int share_times(struct run *r)
     return err;
 }
 
+/* Shares the CPU time that each rank of cp spends in attention, in the mean over the data. */
+static int share_attention(struct run *r, struct profile *p)
+{
+    const int32_t n_cp = r->o->model.config.cp > 1 ? (int32_t)r->o->model.config.cp : 1;
+    p->n_cp = n_cp <= PROFILE_MAX_CP ? n_cp : 0;
+    for (int32_t c = 0; c < p->n_cp; c++)
+        p->attention_cpu_ms[c] = c == r->at.cp ? (double)p->attention_cpu_ns * 1e-6 * n_cp : 0;
+    return r->z && p->n_cp ? take_libzero_error(zero_mean(r->z, p->attention_cpu_ms, p->n_cp)) : 0;
+}
+
 /* Completes the profile, for zero-bench profile. */
 static int take_profile(struct run *r)
 {
@@ -181,6 +191,7 @@ static int take_profile(struct run *r)
     p->rank = r->rank;
     p->world = r->world;
     p->n_kept = gpt2_n_params(&r->o->model.config);
+    TRY(share_attention(r, p));
     if (r->z) {
         struct zero_stats stats;
         TRY_ZERO(zero_get_stats(r->z, &stats));
@@ -190,27 +201,29 @@ static int take_profile(struct run *r)
 }
 
 /* Room for a text such as "stage 3 as HSDP in groups of 2 on 4 ranks (shm)". */
-enum { N_HOW = 136 };
+enum { N_HOW = 160 };
 static void how_it_runs(const struct run *r, char how[N_HOW])
 {
-    char groups[48] = "", stages[48] = "";
+    char groups[48] = "", stages[48] = "", rows[48] = "";
     struct zero_stats s;
     if (!r->z || zero_get_stats(r->z, &s)) {
         snprintf(how, N_HOW, "not wrapped");
         return;
     }
-    int hybrid = hybrid_of_run(s.hybrid, s.dp_shard, s.place.n_data);
+    int hybrid = hybrid_of_run(s.hybrid, s.dp_shard, s.place.n_data * s.place.n_cp);
     if (hybrid)
         snprintf(groups, sizeof groups, " as %s in groups of %d", option_word_of(option_hybrids, hybrid),
                  s.dp_shard);
     if (s.place.n_pp > 1)
         snprintf(stages, sizeof stages, ", in %d pipeline stages", s.place.n_pp * r->n_own);
-    snprintf(how, N_HOW, "stage %d%s on %d rank%s%s%s (%s)", s.stage, groups, s.place.world,
+    if (s.place.n_cp > 1)
+        snprintf(rows, sizeof rows, ", each row on %d", s.place.n_cp);
+    snprintf(how, N_HOW, "stage %d%s on %d rank%s%s%s%s (%s)", s.stage, groups, s.place.world,
              s.place.world == 1 ? "" : "s",
              s.place.n_tp == 2  ? ", layers in 2 parts"
              : s.place.n_tp > 2 ? ", layers in parts"
                                 : "",
-             stages, s.backend);
+             rows, stages, s.backend);
 }
 
 /* Writes the timeline and draws the losses, if they are asked for. */

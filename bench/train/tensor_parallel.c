@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tensor_parallel.c: the collectives of a model that is cut over tp. They run through libzero. */
+/* tensor_parallel.c: the collectives of a model that is cut over tp or cp. They run through libzero. */
 #include "bench/train/tensor_parallel.h"
 #include "kernels/alloc.h"
 
@@ -39,11 +39,66 @@ void train_join_tp(struct gpt2 *model, int32_t tp, zero_ctx **z)
     model->sum_arg = z;
 }
 
+static int gather_rows(void *arg, real *dst, const real *src, int64_t n)
+{
+    zero_ctx **z = arg;
+    return zero_all_gather(*z, ZERO_AXIS_CP, dst, src, n, GPT2_ZERO_DTYPE);
+}
+
+static int scatter_rows(void *arg, float *dst, const float *src, int64_t n)
+{
+    zero_ctx **z = arg;
+    return zero_reduce_scatter(*z, ZERO_AXIS_CP, dst, src, n, ZERO_F32);
+}
+
+static int exchange(void *arg, real *dst, const real *src, int64_t n)
+{
+    zero_ctx **z = arg;
+    return zero_all_to_all(*z, ZERO_AXIS_CP, dst, src, n, GPT2_ZERO_DTYPE);
+}
+
+static int shift_begin(void *arg, float *dst, const float *src, int64_t n)
+{
+    zero_ctx **z = arg;
+    return zero_shift_begin(*z, ZERO_AXIS_CP, 1, dst, src, n, ZERO_F32);
+}
+
+static int shift_end(void *arg)
+{
+    zero_ctx **z = arg;
+    return zero_shift_end(*z, ZERO_AXIS_CP);
+}
+
+void train_join_cp(struct gpt2 *model, int32_t cp, const struct gpt2_rows *rows, zero_ctx **z)
+{
+    model->cp = (struct gpt2_cp){.part = cp,
+                                 .rows = rows,
+                                 .gather = gather_rows,
+                                 .scatter = scatter_rows,
+                                 .exchange = exchange,
+                                 .shift_begin = shift_begin,
+                                 .shift_end = shift_end,
+                                 .arg = z};
+}
+
+int train_cp_rows(struct gpt2_rows **out, const struct gpt2_config *config)
+{
+    const enum zero_cp_order order =
+        config->cp_order == GPT2_CP_CONTIGUOUS ? ZERO_CP_CONTIGUOUS : ZERO_CP_ZIGZAG;
+    struct zero_place place = {.n_cp = config->cp > 1 ? (int32_t)config->cp : 1};
+    struct gpt2_rows *rows;
+    int err = ZR_ALLOC(rows, place.n_cp, "the rows of %d ranks", place.n_cp);
+    *out = rows;
+    for (; !err && place.cp < place.n_cp; place.cp++, rows++)
+        err = zero_cp_rows(&place, config->context, order, rows->first, rows->n);
+    return err;
+}
+
 /* Collectives take memory of the model's device. The model does not use stats.rows between its passes. */
 int train_reduce_tp(struct gpt2 *model, float *x, int64_t n, bool largest)
 {
     const struct compute *on = model->compute;
-    const int64_t room = 3 * model->config.context;
+    const int64_t room = 3 * gpt2_own_context(&model->config);
     float *there = model->stats.rows;
     for (int64_t at = 0, k; at < n && model->config.tp > 1; at += k) {
         k = n - at < room ? n - at : room;

@@ -29,7 +29,7 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
 {
     static struct gpt2 no_model; /* for the addresses of its pointers, which nobody follows */
     struct gpt2 *m = model ? model : &no_model;
-    int64_t L = config->layers, C = config->channels, T = config->context, U = gpt2_part_vocab(config);
+    int64_t L = config->layers, C = config->channels, U = gpt2_part_vocab(config);
     int64_t A = gpt2_part_channels(config), F = gpt2_part_hidden(config);
     int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0;
     bool tp = config->tp > 1;
@@ -44,7 +44,7 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_c
     /* clang-format on */
     const struct zero_tensor table[TRAIN_N_TENSORS] = {
         CUT(wte, 0, matrix, 0, 1, U, C),
-        TENSOR(wpe, 0, 0, T, C),
+        TENSOR(wpe, 0, 0, config->context, C),
         TENSOR(ln1w, 1, ZERO_STACKED | norm, L, C),
         TENSOR(ln1b, 1, ZERO_STACKED | norm, L, C),
         CUT(qkvw, 1, ZERO_STACKED | matrix, 1, 3, L, 3 * A, C),

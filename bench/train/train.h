@@ -19,6 +19,8 @@ struct train_options {
     int64_t batch;
     /* micro-batches of a rank in a step */
     int64_t accum;
+    /* about so many tokens in each document of a row; 0: a row is one piece of text */
+    int64_t documents;
     int64_t steps;
     /* training stops after the step during which this time passes; 0: no limit */
     double seconds;

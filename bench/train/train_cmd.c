@@ -33,6 +33,7 @@ static error_t finish(struct argp_state *state, void *options)
         const struct zr_optimizer_kind *kind = zr_optimizer_kind((enum zero_optimizer)o->optimizer);
         o->beta2 = kind->bias_correction ? 0.95 : (double)kind->beta2;
     }
+    o->model.config.documents = o->documents > 0;
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
     if (o->model.config.vocab < 256)
         return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
@@ -46,13 +47,17 @@ static error_t finish(struct argp_state *state, void *options)
     if (c->tp > 1 && c->heads % c->tp)
         return option_fault(state, "--tp: %lld parts do not divide the %lld heads", (long long)c->tp,
                             (long long)c->heads);
-    if (c->sequence && (c->tp < 2 || o->batch * c->context % c->tp))
+    char fault[128];
+    if (gpt2_cp_fault(c, fault, sizeof fault))
+        return option_fault(state, "%s", fault);
+    int64_t tokens = o->batch * gpt2_own_context(c);
+    if (c->sequence && (c->tp < 2 || tokens % c->tp))
         return option_fault(
             state,
             "--sequence-parallel: is for --tp of 2 or more, which divides the %lld tokens of a micro-batch",
-            (long long)(o->batch * c->context));
-    if (c->tp > 1 && o->plain)
-        return option_fault(state, "--tp: not with --plain");
+            (long long)tokens);
+    if ((c->tp > 1 || c->cp > 1) && o->plain)
+        return option_fault(state, "--%s: not with --plain", c->tp > 1 ? "tp" : "cp");
     if (o->pp * o->stages_per_rank > c->layers)
         return option_fault(state, "--pp%s: %lld stages are more than the %lld layers",
                             o->stages_per_rank > 1 ? " and --stages-per-rank" : "",
@@ -80,6 +85,8 @@ static const struct option_row rows[] = {
      OPTION_BY(add_path)},
     {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(batch, 1, 1000000)},
     {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(accum, 1, 100000)},
+    {"documents", "N", "Rows are packs of documents of about N tokens, which do not see each other",
+     OPTION_INT(documents, 1, 1000000)},
     {"steps", "N", "Steps (100; no limit with --seconds)", OPTION_INT(steps, 1, INT64_MAX / 2)},
     {"seconds", "N", "Stop at the step during which this long has passed",
      OPTION_DOUBLE(seconds, 0.001, 1e9)},
@@ -108,6 +115,7 @@ static const struct option_row rows[] = {
      OPTION_WORD(hybrid, option_hybrid)},
     {"tp", "N", "Cut each layer over N ranks, which have the same data; divides ranks and heads (1)",
      OPTION_INT(model.own.tp, 1, 1024)},
+    GPT2_CP_ROWS(model.),
     {"pp", "N",
      "Divide the layers into N stages of a pipeline, on as many ranks, or into --stages-per-rank times N; "
      "divides ranks. The last stage's first rank reports, instead of rank 0 (1)",

@@ -288,9 +288,9 @@ class Profile(unittest.TestCase):
         told, parts = self.profile(1, '--plain', '--layers=2', '--heads=3', '--channels=48', '--context=32', '--vocab=300')
         L, C, T, V, BT = 2, 48, 32, 300, 32
         # Each weight of a matrix is multiplied once in forward and twice in backward. The same holds for
-        # attention's two products of T x T.
+        # attention's two products of T x T, but backward repeats the first of forward.
         self.assertEqual(parts['products']['flop'], 3 * 3 * 2 * BT * (L * 12 * C * C + V * C))
-        self.assertEqual(parts['attention']['flop'], 3 * 3 * 2 * L * 2 * BT * T * C)
+        self.assertEqual(parts['attention']['flop'], 3 * 7 * L * 2 * BT * T * C)
         self.assertGreater(parts['optimizer']['ns'], 0)
         for name in ['norm and agreement', 'exposed communication', 'runtime']:
             self.assertEqual(parts[name]['ns'], 0, name)
@@ -626,6 +626,27 @@ class Scale(unittest.TestCase):
         far, = self.of('--model=mpt-70b', '--worlds=16', '--tp=16')
         near, = self.of('--model=mpt-70b', '--worlds=8', '--tp=8')
         self.assertGreater(far['exposed_ms'], near['exposed_ms'])  # over two hosts
+
+    def test_rows_on_several_by_hand(self):
+        """cp on one host, and with tp on two. Compute waits for two gathers per layer and a reduction in fp32."""
+        layers, kv, tokens = 32, 2 * 1024, 131072
+        whole, = self.of('--worlds=1', f'--context={tokens}', '--activations')
+        row, = self.of('--worlds=8', f'--context={tokens}', '--cp=8')
+        self.assertEqual((row['cp'], row['cp_bytes']), (8, layers * 7 * tokens // 8 * kv * (2 + 2 + 4)))
+        waits_ms = layers * (7 / 8 * tokens * kv * (2 + 2 + 4) / 450e9 + 3 * 7 * 1900e-9) * 1e3
+        rest, = self.of('--worlds=8', f'--context={tokens // 8}')  # what is exposed besides
+        self.assertAlmostEqual((row['exposed_ms'] - rest['exposed_ms']) / waits_ms, 1, delta=0.05)
+        room = 2 * tokens * kv * (2 + 4)
+        self.assertEqual(row['activation_bytes'], whole['activation_bytes'] // 8 + room)
+        self.assertAlmostEqual((row['step_ms'] - row['exposed_ms']) * 8 / whole['step_ms'], 1, delta=0.01)
+        far, = self.of('--worlds=16', f'--context={tokens}', '--cp=8', '--tp=2')
+        self.assertGreater(far['exposed_ms'], row['exposed_ms'])
+        self.assertIn('each row on 8 GPUs (cp); ', bench('scale', '--worlds=8', f'--context={tokens}', '--cp=8').stdout)
+        for args, text in [(['--cp=3'], '--cp: the zigzag order cuts a row in 6 parts'), (['--cp=2', '--worlds=3'], '--cp: 2 ranks for each row'),
+                           (['--cp=3', '--context=6000'], '--cp: 3 ranks with --tp lie on hosts of 8 GPUs unevenly')]:
+            done = bench('scale', '--worlds=8', *args)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(text, done.stderr)
 
     def test_activations_alone(self):
         """They are added to the memory, and nothing else changes."""

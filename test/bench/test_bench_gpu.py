@@ -132,6 +132,29 @@ class Meshes(unittest.TestCase):
                     self.assertAlmostEqual(a, b, 1 if '--dtype=bf16' in how else 4)
 
 
+class Rows(unittest.TestCase):
+    """Rows on two GPUs train as on one, and each form has the same bits at every stage and with pp."""
+    SIZES = ['--layers=2', '--heads=4', '--channels=64', '--context=32', '--batch=1', '--documents=9', '--data', TEXT]
+
+    def rows_on(self, n, *how):
+        args = ['--device=cuda', '--deterministic=on', '--accum=2', '--steps=3', *self.SIZES, *how]
+        steps, summary = train(1, *args, env={'STAND_IN_RANKS': str(n)}) if STAND_IN else train(n, *args)
+        self.assertEqual((summary['world'], summary['bytes']), (n, summary['planned_bytes']))
+        return [s['loss'] for s in steps], summary['state_sha256']
+
+    @needs_gpus(4)
+    def test_forms(self):
+        for dtype, places, forms in [('f32', 4, ('gather', 'exchange', 'ring')), ('bf16', 2, ('ring',))]:
+            one = self.rows_on(1, f'--dtype={dtype}')[0]
+            for form in forms:
+                how = ['--cp=2', f'--cp-form={form}', f'--dtype={dtype}']
+                with self.subTest(how=how):
+                    got = self.rows_on(2, *how, '--stage=3')
+                    for a, b in zip(got[0], one):
+                        self.assertAlmostEqual(a, b, places)
+                    self.assertEqual(self.rows_on(4, *how, '--stage=1', '--pp=2', '--schedule=zero-bubble'), got)
+
+
 class Memory(unittest.TestCase):
     @unittest.skipUnless(STAND_IN, 'it would need two GPUs')
     def test_planned_and_allocated(self):

@@ -370,7 +370,7 @@ class Parts(unittest.TestCase):
                 self.assertIn(says, done.stderr)
         done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *TINY, *self.SIZES], env={'ZERO_TP': '2'})
         self.assertNotEqual(done.returncode, 0)
-        self.assertIn('pp is 1 and tp 2 by ZERO_PP and ZERO_TP, which this program wants as --pp and --tp', done.stderr)
+        self.assertIn('pp is 1, cp 1 and tp 2 by ZERO_PP, ZERO_CP and ZERO_TP, which this program wants as --pp, --cp and --tp', done.stderr)
 
 
 class Stages(unittest.TestCase):

@@ -100,29 +100,59 @@ static void pieces_depend_on_their_place_alone(void **state)
     for (int i = 0; i < 256; i++)
         text[i] = (uint8_t)i;
     struct bytes_data d = {.bytes = text, .n_bytes = sizeof text};
-    int32_t tokens[B * T], targets[B * T], again[B * T], after[B * T];
+    int32_t tokens[B * T], targets[B * T], again[B * T], after[B * T], start[B * T];
+    const struct bytes_rows rows = {tokens, targets, start}, other = {again, after, start};
     int changed_by[4] = {0}; /* seed, step, micro-batch, row */
     for (int64_t step = 0; step < 20; step++) {
         memset(tokens, 0xFF, sizeof tokens);
         memset(targets, 0xFF, sizeof targets);
-        bytes_data_sample(&d, tokens, targets, B, T, 1, step, 3);
+        bytes_data_sample(&d, &rows, B, T, 0, 1, step, 3);
         for (int i = 0; i < B * T; i++) {
             assert_in_range(tokens[i], 0, 254);
             assert_int_equal(targets[i], tokens[i] + 1); /* the next byte is the next number */
             assert_int_equal(tokens[i], tokens[i / T * T] + i % T);
+            assert_int_equal(start[i], 0);
         }
-        bytes_data_sample(&d, again, after, B, T, 1, step, 3);
+        bytes_data_sample(&d, &other, B, T, 0, 1, step, 3);
         assert_memory_equal(again, tokens, sizeof tokens);
-        bytes_data_sample(&d, again, after, B, T, 2, step, 3);
+        bytes_data_sample(&d, &other, B, T, 0, 2, step, 3);
         changed_by[0] += again[0] != tokens[0];
-        bytes_data_sample(&d, again, after, B, T, 1, step + 1, 3);
+        bytes_data_sample(&d, &other, B, T, 0, 1, step + 1, 3);
         changed_by[1] += again[0] != tokens[0];
-        bytes_data_sample(&d, again, after, B, T, 1, step, 4);
+        bytes_data_sample(&d, &other, B, T, 0, 1, step, 4);
         changed_by[2] += again[0] != tokens[0];
         changed_by[3] += tokens[T] != tokens[0];
     }
     for (int i = 0; i < 4; i++)
         assert_true(changed_by[i] > 10);
+}
+
+/* Each document is a piece of the text of its own. Its last target is the byte that follows there. */
+static void documents_are_pieces(void **state)
+{
+    enum { N = 400, MEAN = 5 };
+    uint8_t text[256];
+    for (int i = 0; i < 256; i++)
+        text[i] = (uint8_t)i;
+    struct bytes_data d = {.bytes = malloc(N + 256), .n_bytes = N + 256};
+    int32_t tokens[2 * N], targets[2 * N], start[2 * N], n_documents = 0;
+    const struct bytes_rows rows = {tokens, targets, start};
+    for (int i = 0; i < N + 256; i++)
+        d.bytes[i] = text[i % 256];
+    bytes_data_sample(&d, &rows, 2, N, MEAN, 1, 0, 0);
+    for (int i = 0; i < 2 * N; i++) {
+        bool begins = start[i] == i % N;
+        n_documents += begins;
+        assert_int_equal(targets[i], (tokens[i] + 1) % 256);
+        if (!begins) {
+            assert_int_equal(start[i], start[i - 1]);
+            assert_int_equal(tokens[i], targets[i - 1]);
+            assert_in_range(i % N - start[i], 1, 2 * MEAN - 2);
+        }
+    }
+    assert_int_equal(start[N], 0);
+    assert_in_range(n_documents, 2 * N / MEAN / 2, 2 * N / MEAN * 2);
+    free(d.bytes);
 }
 
 /* The shortest allowed text has one piece, and reading it must not go beyond the end. */
@@ -131,9 +161,10 @@ static void the_shortest_text_is_one_piece(void **state)
     uint8_t *text = malloc(T + 1); /* so that a sanitizer sees one byte too many */
     memcpy(text, "abcdef", T + 1);
     struct bytes_data d = {.bytes = text, .n_bytes = T + 1};
-    int32_t tokens[T], targets[T];
+    int32_t tokens[T], targets[T], start[T];
+    const struct bytes_rows rows = {tokens, targets, start};
     for (int64_t step = 0; step < 50; step++) {
-        bytes_data_sample(&d, tokens, targets, 1, T, 1, step, 0);
+        bytes_data_sample(&d, &rows, 1, T, 0, 1, step, 0);
         assert_int_equal(tokens[0], 'a');
         assert_int_equal(targets[T - 1], 'f');
     }
@@ -148,6 +179,7 @@ int main(void)
         cmocka_unit_test(a_missing_path_is_named),
         cmocka_unit_test(the_default_is_c_headers),
         cmocka_unit_test(pieces_depend_on_their_place_alone),
+        cmocka_unit_test(documents_are_pieces),
         cmocka_unit_test(the_shortest_text_is_one_piece),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

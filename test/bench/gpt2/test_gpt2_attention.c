@@ -1,23 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_gpt2_attention.c: tests the attention that stores no matrix, on a GPU or the stand-in for one,
- * against a reference in double precision on the same rounded inputs. All outputs are poisoned first. */
+/* test_gpt2_attention.c: tests attention on the host, on a GPU or on the stand-in for one, against a
+ * reference in double precision on the same rounded inputs: of whole sequences, of the rows of
+ * context-parallel ranks, and of keys that come in parts. Compiled once per dtype. All outputs are poisoned
+ * first. */
 #include "bench/gpt2/gpt2_layers.h"
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 
 #include <math.h>
 
-/* Relative to a row's norm and to the mean row's norm: weights are rounded to bf16 before they are
+/* Relative to a row's norm and to the mean row's norm: in bf16, weights are rounded before they are
  * multiplied. */
+#ifdef GPT2_BF16
 #define TOLERANCE 0x1p-6
+#else
+#define TOLERANCE 4e-6
+#endif
+
+#ifdef GPT2_TEST_CUDA
+#define CUDA true
+#else
+#define CUDA false
+#endif
 
 static struct random_source rng;
-static struct compute gpu;
-
-struct shape {
-    int64_t B, T, NH, HS;
-    float spread; /* of the scores: a large spread leaves a single weight above 0 */
-};
+static struct compute on;
 
 /* The same array on the host and on the device. */
 struct array {
@@ -25,221 +32,729 @@ struct array {
     int64_t bytes;
 };
 
-enum { QKV, ATTY, DATTY, DQKV, LOGSUM, DOTS, N_ARRAYS };
-
-struct fixture {
-    struct shape s;
-    struct array a[N_ARRAYS];
-    double *atty, *logsum, *dqkv; /* expected results */
-};
+enum { MOST_ARRAYS = 400 };
+static struct array held[MOST_ARRAYS];
+static int n_held;
 
 static void move(void *dst, const void *src, int64_t bytes)
 {
-    assert_int_equal(gpu.dev->ops->copy(gpu.stream, dst, src, bytes), 0);
-    assert_int_equal(gpu.dev->ops->stream_sync(gpu.stream), 0);
+    assert_int_equal(on.dev->ops->copy(on.stream, dst, src, bytes), 0);
+    assert_int_equal(on.dev->ops->stream_sync(on.stream), 0);
 }
 
-static void close_all(struct fixture *f)
+static void send(const struct array *a)
 {
-    for (int i = 0; i < N_ARRAYS; i++) {
-        gpu.dev->ops->free(gpu.dev, f->a[i].there, f->a[i].bytes);
-        free(f->a[i].at);
+    move(a->there, a->at, a->bytes);
+}
+
+static void fetch(const struct array *a)
+{
+    move(a->at, a->there, a->bytes);
+}
+
+/* Returns poisoned memory, which let_go frees. */
+static struct array hold(int64_t bytes)
+{
+    struct array a = {malloc((size_t)bytes + 1), NULL, bytes};
+    assert_true(n_held < MOST_ARRAYS);
+    assert_int_equal(on.dev->ops->alloc(on.dev, bytes ? bytes : 1, &a.there), 0);
+    memset(a.at, 0xff, (size_t)bytes);
+    if (bytes)
+        send(&a);
+    return held[n_held++] = a;
+}
+
+static struct array reals(int64_t n)
+{
+    return hold(n * (int64_t)sizeof(real));
+}
+
+static struct array floats(int64_t n)
+{
+    return hold(n * (int64_t)sizeof(float));
+}
+
+/* Frees all arrays but the first n. */
+static void let_go(int n)
+{
+    while (n_held > n) {
+        struct array *a = &held[--n_held];
+        on.dev->ops->free(on.dev, a->there, a->bytes ? a->bytes : 1);
+        free(a->at);
     }
-    free(f->atty);
-    free(f->logsum);
-    free(f->dqkv);
 }
 
-/* One head of one row of the batch; the rows of x are 3*C apart. */
-static void reference(struct fixture *f, int64_t b, int64_t h)
+struct shape {
+    int64_t B, T, NH, HS;
+    float spread;      /* of the scores: a large spread leaves a single weight above 0 */
+    int64_t documents; /* mean length; 0: one document */
+};
+
+enum { Q, K, V, N_OF_QKV };
+
+/* Inputs, and the expected results. */
+struct problem {
+    struct shape s;
+    int64_t C;
+    struct array qkv, dy, start;          /* (B, T, 3*C), (B, T, C), (B, T) */
+    double *y, *logsum, *grads[N_OF_QKV]; /* (B, T, C), (B, NH, T), (B, T, C) each */
+    double *scratch;
+};
+
+static int64_t first_key(const struct problem *p, int64_t b, int64_t t)
 {
-    int64_t T = f->s.T, HS = f->s.HS, C = f->s.NH * HS;
-    const real *q = (real *)f->a[QKV].at + b * T * 3 * C + h * HS, *k = q + C, *v = k + C;
-    const real *dy = (real *)f->a[DATTY].at + b * T * C + h * HS;
-    double *y = f->atty + b * T * C + h * HS, *dq = f->dqkv + b * T * 3 * C + h * HS, *dk = dq + C,
-           *dv = dk + C;
-    double *p = malloc((size_t)T * sizeof *p), *dp = malloc((size_t)T * sizeof *dp),
-           scale = 1 / sqrt((double)HS);
-    for (int64_t t = 0; t < T; t++) {
-        double top = -INFINITY, total = 0, dot = 0;
-        for (int64_t s = 0; s <= t; s++) {
-            p[s] = dp[s] = 0;
-            for (int64_t i = 0; i < HS; i++) {
-                p[s] += (double)to_float(q[t * 3 * C + i]) * (double)to_float(k[s * 3 * C + i]) * scale;
-                dp[s] += (double)to_float(dy[t * C + i]) * (double)to_float(v[s * 3 * C + i]);
-            }
-            top = fmax(top, p[s]);
+    return p->s.documents ? ((int32_t *)p->start.at)[b * p->s.T + t] : 0;
+}
+
+static double input(const struct problem *p, int what, int64_t b, int64_t t, int64_t i)
+{
+    return (double)to_float(((real *)p->qkv.at)[(b * p->s.T + t) * 3 * p->C + what * p->C + i]);
+}
+
+static double output_grad(const struct problem *p, int64_t b, int64_t t, int64_t i)
+{
+    return (double)to_float(((real *)p->dy.at)[(b * p->s.T + t) * p->C + i]);
+}
+
+/* One query: its weights and the gradients of these are scratch (2, T). */
+static void reference(struct problem *f, int64_t b, int64_t h, int64_t t)
+{
+    int64_t T = f->s.T, HS = f->s.HS, c = h * HS, first = first_key(f, b, t);
+    double *p = f->scratch, *dp = p + T, scale = 1 / sqrt((double)HS), top = -INFINITY, total = 0, dot = 0;
+    for (int64_t s = first; s <= t; s++) {
+        p[s] = dp[s] = 0;
+        for (int64_t i = c; i < c + HS; i++) {
+            p[s] += input(f, Q, b, t, i) * input(f, K, b, s, i) * scale;
+            dp[s] += output_grad(f, b, t, i) * input(f, V, b, s, i);
         }
-        for (int64_t s = 0; s <= t; s++)
-            total += p[s] = exp(p[s] - top);
-        f->logsum[(b * f->s.NH + h) * T + t] = (top + log(total)) / log(2);
-        for (int64_t s = 0; s <= t; s++) {
-            p[s] /= total;
-            dot += p[s] * dp[s];
-        }
-        for (int64_t s = 0; s <= t; s++) {
-            double ds = p[s] * (dp[s] - dot) * scale;
-            for (int64_t i = 0; i < HS; i++) {
-                y[t * C + i] += p[s] * (double)to_float(v[s * 3 * C + i]);
-                dq[t * 3 * C + i] += ds * (double)to_float(k[s * 3 * C + i]);
-                dk[s * 3 * C + i] += ds * (double)to_float(q[t * 3 * C + i]);
-                dv[s * 3 * C + i] += p[s] * (double)to_float(dy[t * C + i]);
-            }
+        top = fmax(top, p[s]);
+    }
+    for (int64_t s = first; s <= t; s++)
+        total += p[s] = exp(p[s] - top);
+    f->logsum[(b * f->s.NH + h) * T + t] = top + log(total);
+    for (int64_t s = first; s <= t; s++) {
+        p[s] /= total;
+        dot += p[s] * dp[s];
+    }
+    for (int64_t s = first; s <= t; s++) {
+        double ds = p[s] * (dp[s] - dot) * scale;
+        int64_t at = (b * T + t) * f->C, to = (b * T + s) * f->C;
+        for (int64_t i = c; i < c + HS; i++) {
+            f->y[at + i] += p[s] * input(f, V, b, s, i);
+            f->grads[Q][at + i] += ds * input(f, K, b, s, i);
+            f->grads[K][to + i] += ds * input(f, Q, b, t, i);
+            f->grads[V][to + i] += p[s] * output_grad(f, b, t, i);
         }
     }
-    free(p);
-    free(dp);
 }
 
-static void run(struct fixture *f)
+/* Documents of random lengths, some of one token. */
+static void draw_documents(struct problem *p)
 {
-    const struct shape *s = &f->s;
-    struct array *a = f->a;
-    for (int i = 0; i < N_ARRAYS; i++) {
-        if (i != QKV && i != DATTY)
-            memset(a[i].at, 0xff, (size_t)a[i].bytes);
-        move(a[i].there, a[i].at, a[i].bytes);
-    }
-    const struct gpt2_attention *att = gpt2_layers_cuda.attention;
-    assert_int_equal(
-        att->forward(&gpu, a[ATTY].there, a[LOGSUM].there, a[QKV].there, s->B, s->T, s->NH, s->HS), 0);
-    assert_int_equal(att->backward(&gpu, a[DQKV].there, a[DOTS].there, a[DATTY].there, a[ATTY].there,
-                                   a[LOGSUM].there, a[QKV].there, s->B, s->T, s->NH, s->HS),
-                     0);
-    for (int i = 0; i < N_ARRAYS; i++)
-        move(a[i].at, a[i].there, a[i].bytes);
+    int32_t *start = p->start.at;
+    for (int64_t i = 0; i < p->s.B * p->s.T; i++)
+        start[i] = i % p->s.T == 0                                             ? 0
+                   : p->s.documents && random_below(&rng, p->s.documents) == 0 ? (int32_t)(i % p->s.T)
+                                                                               : start[i - 1];
+    send(&p->start);
 }
 
-static void open_all(struct fixture *f, struct shape s)
+static struct problem draw(struct shape s)
 {
-    int64_t C = s.NH * s.HS, BT = s.B * s.T, R = sizeof(real), F = sizeof(float);
-    const int64_t bytes[N_ARRAYS] = {
-        [QKV] = BT * 3 * C * R,  [ATTY] = BT * C * R,      [DATTY] = BT * C * R,
-        [DQKV] = BT * 3 * C * R, [LOGSUM] = BT * s.NH * F, [DOTS] = BT * s.NH * F};
-    *f = (struct fixture){.s = s};
-    for (int i = 0; i < N_ARRAYS; i++) {
-        f->a[i] = (struct array){malloc((size_t)bytes[i]), NULL, bytes[i]};
-        assert_int_equal(gpu.dev->ops->alloc(gpu.dev, bytes[i], &f->a[i].there), 0);
-    }
+    int64_t C = s.NH * s.HS, BT = s.B * s.T;
+    struct problem p = {.s = s, .C = C, .qkv = reals(BT * 3 * C), .dy = reals(BT * C), .start = hold(BT * 4)};
     for (int64_t i = 0; i < BT * 3 * C; i++)
-        ((real *)f->a[QKV].at)[i] = from_float(random_normal(&rng) * (i % (3 * C) < 2 * C ? s.spread : 1.0f));
+        ((real *)p.qkv.at)[i] = from_float(random_normal(&rng) * (i % (3 * C) < 2 * C ? s.spread : 1.0f));
     for (int64_t i = 0; i < BT * C; i++)
-        ((real *)f->a[DATTY].at)[i] = from_float(random_normal(&rng));
-    f->atty = calloc((size_t)(BT * C), sizeof *f->atty);
-    f->dqkv = calloc((size_t)(BT * 3 * C), sizeof *f->dqkv);
-    f->logsum = calloc((size_t)(BT * s.NH), sizeof *f->logsum);
-    for (int64_t b = 0; b < s.B; b++)
-        for (int64_t h = 0; h < s.NH; h++)
-            reference(f, b, h);
+        ((real *)p.dy.at)[i] = from_float(random_normal(&rng));
+    send(&p.qkv);
+    send(&p.dy);
+    draw_documents(&p);
+    return p;
 }
 
-/* Compares n rows of HS, one per head and token. */
-static void compare(const struct fixture *f, const char *what, const double *want, const real *got, int64_t n,
-                    double tolerance)
+static void solve(struct problem *p)
 {
-    int64_t HS = f->s.HS;
-    double all = 0;
-    for (int64_t i = 0; i < n * HS; i++)
-        all += want[i] * want[i];
-    for (int64_t row = 0; row < n; row++) {
+    int64_t n = p->s.B * p->s.T * p->C;
+    p->y = calloc((size_t)n, sizeof *p->y);
+    p->logsum = calloc((size_t)n, sizeof *p->logsum);
+    p->scratch = calloc((size_t)(2 * p->s.T), sizeof *p->scratch);
+    for (int i = 0; i < N_OF_QKV; i++)
+        p->grads[i] = calloc((size_t)n, sizeof *p->grads[i]);
+    for (int64_t b = 0; b < p->s.B; b++)
+        for (int64_t h = 0; h < p->s.NH; h++)
+            for (int64_t t = 0; t < p->s.T; t++)
+                reference(p, b, h, t);
+}
+
+static void close_problem(struct problem *p)
+{
+    free(p->y);
+    free(p->logsum);
+    free(p->scratch);
+    for (int i = 0; i < N_OF_QKV; i++)
+        free(p->grads[i]);
+    let_go(0);
+}
+
+/* ---- calls ---- */
+
+static struct gpt2_rows all_rows(int64_t T)
+{
+    return (struct gpt2_rows){.n = {T}};
+}
+
+/* The rows of rank c of cp: a chunk, or two of them so that all ranks have as much work. */
+static struct gpt2_rows rows_of_rank(int64_t T, int64_t cp, int64_t c, bool zigzag)
+{
+    int64_t n = zigzag ? 2 * cp : cp, other = 2 * cp - 1 - c;
+    struct gpt2_rows r = {{c * T / n, 0}, {(c + 1) * T / n - c * T / n, 0}};
+    if (zigzag) {
+        r.first[1] = other * T / n;
+        r.n[1] = (other + 1) * T / n - r.first[1];
+    }
+    return r;
+}
+
+static int64_t position_of(const struct gpt2_rows *r, int64_t row)
+{
+    return row < r->n[0] ? r->first[0] + row : r->first[1] + row - r->n[0];
+}
+
+/* Copies width elements of these rows of x (B, T, row), from column `from` on, to a new array (B, rows,
+ * stride). */
+static struct array take(const struct problem *p, const real *x, int64_t row, int64_t from,
+                         struct gpt2_rows rows, int64_t width, int64_t stride)
+{
+    int64_t n = gpt2_n_rows(&rows);
+    struct array a = reals(p->s.B * n * stride);
+    for (int64_t i = 0; i < p->s.B * n; i++)
+        memcpy((real *)a.at + i * stride, x + (i / n * p->s.T + position_of(&rows, i % n)) * row + from,
+               (size_t)width * sizeof *x);
+    if (a.bytes)
+        send(&a);
+    return a;
+}
+
+/* One call of forward and one of backward, and their results. */
+struct call {
+    struct gpt2_attention_args args;
+    struct array y, y32, logsum, dots, grads[N_OF_QKV], grads32[N_OF_QKV];
+};
+
+static struct call open_call(const struct problem *p, struct gpt2_rows queries, struct gpt2_rows keys)
+{
+    int64_t C = p->C;
+    struct array q = take(p, p->qkv.at, 3 * C, 0, queries, C, C + 16);
+    struct array kv = take(p, p->qkv.at, 3 * C, C, keys, 2 * C, 2 * C);
+    struct call c = {.args = {.B = p->s.B,
+                              .T = p->s.T,
+                              .NH = p->s.NH,
+                              .HS = p->s.HS,
+                              .queries = queries,
+                              .keys = keys,
+                              .q = q.there,
+                              .k = kv.there,
+                              .v = (real *)kv.there + C,
+                              .q_row = C + 16,
+                              .kv_row = 2 * C,
+                              .document_start = p->s.documents ? p->start.there : NULL}};
+    c.args.scratch = floats(gpt2_attention_scratch(&on, &c.args)).there;
+    c.logsum = floats(p->s.B * p->s.NH * gpt2_n_rows(&queries));
+    return c;
+}
+
+/* As the model calls it: q, k and v lie in one array. */
+static struct call open_whole(const struct problem *p)
+{
+    const struct gpt2_rows all = all_rows(p->s.T);
+    struct call c = open_call(p, all, all);
+    c.args.q = p->qkv.there;
+    c.args.k = c.args.q + p->C;
+    c.args.v = c.args.q + 2 * p->C;
+    c.args.q_row = c.args.kv_row = 3 * p->C;
+    return c;
+}
+
+static int64_t n_elements(const struct call *c, int what)
+{
+    return c->args.B * gpt2_n_rows(what == Q ? &c->args.queries : &c->args.keys) * c->args.NH * c->args.HS;
+}
+
+static void forward(struct call *c, bool in_fp32)
+{
+    c->y = reals(n_elements(c, Q));
+    if (in_fp32)
+        c->y32 = floats(n_elements(c, Q));
+    assert_int_equal(gpt2_attention_forward(&on, &c->args, c->y.there, c->y32.there, c->logsum.there), 0);
+    fetch(&c->y);
+    fetch(&c->logsum);
+    if (in_fp32)
+        fetch(&c->y32);
+}
+
+/* dy has the rows of the queries. If sums are given, gradients are added to these. */
+static void backward(struct call *c, const struct array *dy, const struct array sums[N_OF_QKV])
+{
+    struct gpt2_attention_grads g = {.dq_row = c->args.q_row, .dkv_row = c->args.kv_row};
+    c->dots = floats(c->args.B * c->args.NH * gpt2_n_rows(&c->args.queries));
+    int64_t C = c->args.NH * c->args.HS;
+    for (int i = 0; i < N_OF_QKV && !sums; i++)
+        c->grads[i] = reals(n_elements(c, i) / C * (i == Q ? g.dq_row : g.dkv_row));
+    g.dq = c->grads[Q].there;
+    g.dk = c->grads[K].there;
+    g.dv = c->grads[V].there;
+    if (sums) {
+        g.dq32 = sums[Q].there;
+        g.dk32 = sums[K].there;
+        g.dv32 = sums[V].there;
+    }
+    assert_int_equal(
+        gpt2_attention_backward(&on, &c->args, dy->there, c->y.there, c->logsum.there, c->dots.there, &g), 0);
+    for (int i = 0; i < N_OF_QKV; i++)
+        fetch(sums ? &sums[i] : &c->grads[i]);
+}
+
+/* ---- comparisons ---- */
+
+/* Compares the vectors of HS elements of these rows, `stride` elements between rows, with want (B, T, C). */
+static void compare(const struct problem *p, const char *what, const double *want, const real *got,
+                    const float *got32, struct gpt2_rows rows, int64_t stride, double tolerance)
+{
+    int64_t HS = p->s.HS, n = gpt2_n_rows(&rows), all = p->s.B * p->s.T * p->C;
+    double square = 0;
+    for (int64_t i = 0; i < all; i++)
+        square += want[i] * want[i] / (double)(all / HS);
+    for (int64_t v = 0; v < p->s.B * n * p->s.NH; v++) {
+        int64_t row = v / p->s.NH, h = v % p->s.NH, t = position_of(&rows, row % n);
         double error = 0, size = 0;
-        for (int64_t i = row * HS; i < (row + 1) * HS; i++) {
-            double d = (double)to_float(got[i]) - want[i];
+        for (int64_t i = 0; i < HS; i++) {
+            int64_t at = row * stride + h * HS + i;
+            double x = want[(row / n * p->s.T + t) * p->C + h * HS + i];
+            double d = (got32 ? (double)got32[at] : (double)to_float(got[at])) - x;
             error += d * d;
-            size += want[i] * want[i];
+            size += x * x;
         }
-        if (!(sqrt(error) <= tolerance * (sqrt(size) + sqrt(all / (double)n)))) {
-            fail_msg("B %lld, T %lld, NH %lld, HS %lld: %s: row %lld is off by %g, its length is %g",
-                     (long long)f->s.B, (long long)f->s.T, (long long)f->s.NH, (long long)HS, what,
-                     (long long)row, sqrt(error), sqrt(size));
-        }
+        /* 0.1: where a query sees one key, gradients are differences of equal terms of this order */
+        if (!(sqrt(error) <= tolerance * (sqrt(size) + sqrt(square) + 0.1)))
+            fail_msg(
+                "B %lld, T %lld, NH %lld, HS %lld: %s: row %lld, position %lld, head %lld is off by %g, its "
+                "length is %g",
+                (long long)p->s.B, (long long)p->s.T, (long long)p->s.NH, (long long)HS, what, (long long)row,
+                (long long)t, (long long)h, sqrt(error), sqrt(size));
     }
 }
 
-/* Tiles are 128 tokens. Of the other side 64 or 32 tokens are fetched at once, and 32 or 16 multiplied.
- * The shapes have less than each of these, whole ones, and partial ones. 1024 tiles are worked on at once;
- * the last shape but one has more. */
+static void compare_logsum(const struct problem *p, const struct array *a, struct gpt2_rows rows)
+{
+    int64_t n = gpt2_n_rows(&rows);
+    for (int64_t i = 0; i < p->s.B * p->s.NH * n; i++) {
+        double got = (double)((float *)a->at)[i],
+               want = p->logsum[i / n * p->s.T + position_of(&rows, i % n)];
+        /* scores are sums of terms of both signs, of the order spread^2 */
+        if (!(fabs(got - want) <= 1e-5 * (1 + (double)(p->s.spread * p->s.spread) + fabs(want))))
+            fail_msg("T %lld: logsum %lld is %g, should be %g", (long long)p->s.T, (long long)i, got, want);
+    }
+}
+
+/* Rounding a score of the order spread^2 changes a weight by as much, relatively. In bf16, rounding the
+ * weight itself changes it more. */
+static double y_tolerance(const struct problem *p)
+{
+    double spread = (double)p->s.spread;
+    return TOLERANCE * (sizeof(real) == 4 ? 1 + spread * spread / 30 : 1);
+}
+
+/* Keys and queries increase the effect that rounding y and the weights has on their gradients. */
+static double grad_tolerance(const struct problem *p)
+{
+    return 4 * y_tolerance(p) * (double)p->s.spread;
+}
+
+static void compare_grads(const struct problem *p, const struct call *c, struct gpt2_rows queries,
+                          struct gpt2_rows keys)
+{
+    for (int i = 0; i < N_OF_QKV; i++)
+        compare(p,
+                i == Q   ? "dq"
+                : i == K ? "dk"
+                         : "dv",
+                p->grads[i], c->grads[i].at, NULL, i == Q ? queries : keys,
+                i == Q ? c->args.q_row : c->args.kv_row, grad_tolerance(p));
+}
+
+/* ---- tests ---- */
+
+/* Tiles of products are 64 or 256 tokens, and those of the kernel 128. The kernel fetches 64 or 32 of the
+ * other side at once, and multiplies 32 or 16. The shapes have less than each of these, whole ones, and
+ * partial ones. The kernel works on 1024 tiles at once; one shape has more. Products take at most 1024
+ * keys. */
+static const struct shape shapes[] = {
+    {2, 1, 1, 16, 1, 0},    {1, 2, 3, 32, 1, 0},    {2, 15, 2, 64, 1, 4},     {1, 63, 2, 16, 1, 0},
+    {2, 64, 1, 32, 1, 9},   {1, 65, 2, 64, 1, 0},   {1, 130, 2, 16, 1, 0},    {1, 150, 1, 32, 1, 40},
+    {1, 193, 1, 64, 1, 0},  {1, 257, 2, 64, 1, 0},  {1, 384, 1, 32, 1, 0},    {1, 300, 1, 64, 1, 70},
+    {1, 80, 2, 64, 4, 0},   {57, 129, 9, 16, 1, 0}, {1, 96, 1, 16, 30, 0},    {3, 70, 2, 11, 1, 0},
+    {2, 200, 3, 24, 1, 50}, {1, 1100, 1, 16, 1, 0}, {2, 1300, 1, 16, 1, 300},
+};
+#define N_SHAPES (sizeof shapes / sizeof *shapes)
+
 static void test_against_reference(void **state)
 {
-    static const struct shape shapes[] = {
-        {2, 1, 1, 16, 1},   {1, 2, 3, 32, 1},   {2, 15, 2, 64, 1},  {1, 63, 2, 16, 1},   {2, 64, 1, 32, 1},
-        {1, 65, 2, 64, 1},  {1, 130, 2, 16, 1}, {1, 150, 1, 32, 1}, {1, 193, 1, 64, 1},  {1, 257, 2, 64, 1},
-        {1, 384, 1, 32, 1}, {1, 300, 1, 64, 1}, {1, 80, 2, 64, 4},  {57, 129, 9, 16, 1}, {1, 96, 1, 16, 30}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        struct fixture f;
-        open_all(&f, shapes[i]);
-        int64_t rows = f.s.B * f.s.T * f.s.NH;
-        run(&f);
-        for (int64_t r = 0; r < rows; r++) {
-            double got = (double)((float *)f.a[LOGSUM].at)[r], want = f.logsum[r];
-            if (!(fabs(got - want) <= 1e-5 * (1 + fabs(want))))
-                fail_msg("shape %zu: logsum of row %lld is %g, should be %g", i, (long long)r, got, want);
-        }
-        compare(&f, "atty", f.atty, f.a[ATTY].at, rows, TOLERANCE);
-        /* These increase the effect that rounding atty has on the gradients of q and k. */
-        compare(&f, "gradients of q, k and v", f.dqkv, f.a[DQKV].at, 3 * rows,
-                4 * TOLERANCE * (double)f.s.spread);
-        close_all(&f);
+    for (size_t i = 0; i < N_SHAPES; i++) {
+        struct problem p = draw(shapes[i]);
+        solve(&p);
+        struct call c = open_whole(&p);
+        const struct gpt2_rows all = all_rows(p.s.T);
+        forward(&c, false);
+        compare(&p, "y", p.y, c.y.at, NULL, all, p.C, y_tolerance(&p));
+        compare_logsum(&p, &c.logsum, all);
+        backward(&c, &p.dy, NULL);
+        compare_grads(&p, &c, all, all);
+        close_problem(&p);
     }
+}
+
+/* Compares the bits of some rows of y and logsum with those of the whole sequence. */
+static void same_rows(const struct problem *p, const struct call *whole, const struct call *part,
+                      struct gpt2_rows rows, const char *what)
+{
+    int64_t n = gpt2_n_rows(&rows), T = p->s.T, C = p->C;
+    for (int64_t i = 0; i < p->s.B * n; i++) {
+        int64_t t = position_of(&rows, i % n);
+        if (memcmp((real *)part->y.at + i * C, (real *)whole->y.at + (i / n * T + t) * C,
+                   (size_t)C * sizeof(real)))
+            fail_msg("T %lld, HS %lld, %s: y at position %lld has other bits", (long long)T,
+                     (long long)p->s.HS, what, (long long)t);
+    }
+    for (int64_t i = 0; i < p->s.B * p->s.NH * n; i++)
+        assert_memory_equal((float *)part->logsum.at + i,
+                            (float *)whole->logsum.at + i / n * T + position_of(&rows, i % n), sizeof(float));
+}
+
+static struct gpt2_rows random_rows(int64_t T)
+{
+    struct gpt2_rows r;
+    r.first[0] = random_below(&rng, T);
+    r.n[0] = 1 + random_below(&rng, T - r.first[0]);
+    int64_t end = r.first[0] + r.n[0];
+    r.first[1] = end < T ? end + random_below(&rng, T - end) : T;
+    r.n[1] = end < T ? random_below(&rng, T - r.first[1] + 1) : 0;
+    return r;
+}
+
+/* Queries of any rows against all keys: forward has the bits of the whole sequence. */
+static void test_slices(void **state)
+{
+    static const struct shape cut[] = {{2, 96, 2, 16, 1, 0},
+                                       {1, 256, 3, 32, 1, 0},
+                                       {1, 300, 1, 64, 1, 60},
+                                       {2, 417, 2, 24, 1, 0},
+                                       {1, 1200, 1, 16, 1, 0}};
+    static const int64_t cps[] = {2, 3, 4, 8};
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
+        struct problem p = draw(cut[i]);
+        struct call whole = open_whole(&p);
+        const struct gpt2_rows all = all_rows(p.s.T);
+        forward(&whole, false);
+        int n = n_held;
+        for (int64_t k = 0; k < 4 * 2 * 8 + 20; k++, let_go(n)) {
+            int64_t cp = cps[k % 4], rank = k / 8;
+            if (k < 64 && rank >= cp)
+                continue;
+            struct gpt2_rows rows = k < 64 ? rows_of_rank(p.s.T, cp, rank, k / 4 % 2) : random_rows(p.s.T);
+            struct call part = open_call(&p, rows, all);
+            forward(&part, false);
+            same_rows(&p, &whole, &part, rows, k < 64 ? "rows of a rank" : "random rows");
+        }
+        close_problem(&p);
+    }
+}
+
+/* Adds to arrays that hold 1, and takes it away again. */
+static void open_sums(const struct call *c, struct array sums[N_OF_QKV])
+{
+    for (int i = 0; i < N_OF_QKV; i++) {
+        sums[i] = floats(n_elements(c, i));
+        for (int64_t j = 0; j < n_elements(c, i); j++)
+            ((float *)sums[i].at)[j] = 1;
+        send(&sums[i]);
+    }
+}
+
+static void subtract_one(const struct array *a)
+{
+    for (int64_t j = 0; j < a->bytes / 4; j++)
+        ((float *)a->at)[j] -= 1;
+}
+
+/* The gather form: each rank's queries, in turn, against all keys. The gradients of keys are added in
+ * fp32. */
+static void test_gathered(void **state)
+{
+    static const struct shape cut[] = {{2, 96, 2, 16, 1, 0}, {1, 300, 1, 64, 1, 60}, {1, 140, 2, 24, 1, 20}};
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
+        for (int64_t cp = 2; cp <= 3; cp++) {
+            struct problem p = draw(cut[i]);
+            const struct gpt2_rows all = all_rows(p.s.T);
+            struct array sums[N_OF_QKV];
+            solve(&p);
+            struct call whole = open_whole(&p);
+            open_sums(&whole, sums);
+            for (int64_t rank = 0; rank < cp; rank++) {
+                struct gpt2_rows rows = rows_of_rank(p.s.T, cp, rank, cp == 3);
+                struct call c = open_call(&p, rows, all);
+                struct array dy = take(&p, p.dy.at, p.C, 0, rows, p.C, p.C), of_rank[N_OF_QKV];
+                open_sums(&c, of_rank);
+                of_rank[K] = sums[K];
+                of_rank[V] = sums[V];
+                forward(&c, false);
+                compare(&p, "y", p.y, c.y.at, NULL, rows, p.C, y_tolerance(&p));
+                backward(&c, &dy, of_rank);
+                subtract_one(&of_rank[Q]);
+                compare(&p, "dq", p.grads[Q], NULL, of_rank[Q].at, rows, p.C, grad_tolerance(&p));
+            }
+            for (int k = K; k <= V; k++) {
+                subtract_one(&sums[k]);
+                compare(&p, k == K ? "dk" : "dv", p.grads[k], NULL, sums[k].at, all, p.C, grad_tolerance(&p));
+            }
+            close_problem(&p);
+        }
+}
+
+/* The rows of a query that sees none of the call's keys are 0 and -infinity. */
+static void check_unseen(const struct problem *p, const struct call *c)
+{
+    const struct gpt2_rows *queries = &c->args.queries, *keys = &c->args.keys;
+    int64_t n = gpt2_n_rows(queries);
+    for (int64_t i = 0; i < p->s.B * p->s.NH * n; i++) {
+        int64_t b = i / n / p->s.NH, h = i / n % p->s.NH, t = position_of(queries, i % n);
+        bool sees = false;
+        for (int64_t k = 0; k < gpt2_n_rows(keys); k++)
+            sees |= position_of(keys, k) <= t && position_of(keys, k) >= first_key(p, b, t);
+        assert_int_equal(((float *)c->logsum.at)[i] > -INFINITY, sees);
+        for (int64_t j = 0; j < p->s.HS && !sees; j++)
+            assert_true(((float *)c->y32.at)[(b * n + i % n) * p->C + h * p->s.HS + j] == 0);
+    }
+}
+
+/* Forward of one rank's queries, whose keys come in parts, in any order. The result is in sum. */
+static void merge_parts(const struct problem *p, struct call *sum, struct gpt2_rows queries, int64_t cp,
+                        const int64_t order[], bool zigzag)
+{
+    int64_t n = gpt2_n_rows(&queries);
+    for (int64_t i = 0; i < cp; i++) {
+        struct call c = open_call(p, queries, rows_of_rank(p->s.T, cp, order[i], zigzag));
+        forward(&c, true);
+        check_unseen(p, &c);
+        if (i == 0)
+            *sum = c;
+        else
+            assert_int_equal(gpt2_attention_merge(&on, sum->y32.there, sum->logsum.there, c.y32.there,
+                                                  c.logsum.there, p->s.B, n, p->s.NH, p->s.HS),
+                             0);
+    }
+    fetch(&sum->y32);
+    fetch(&sum->logsum);
+    for (int64_t i = 0; i < n_elements(sum, Q); i++)
+        ((real *)sum->y.at)[i] = from_float(((float *)sum->y32.at)[i]);
+    send(&sum->y);
+}
+
+static void shuffle(int64_t order[], int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        order[i] = i;
+    for (int64_t i = n; i-- > 1;) {
+        int64_t k = random_below(&rng, i + 1), x = order[i];
+        order[i] = order[k];
+        order[k] = x;
+    }
+}
+
+static void run_ring(struct problem *p, int64_t cp, bool zigzag)
+{
+    struct array sums[8][N_OF_QKV];
+    int64_t order[8];
+    for (int64_t r = 0; r < cp; r++) {
+        struct gpt2_rows own = rows_of_rank(p->s.T, cp, r, zigzag);
+        struct call c = open_call(p, own, own);
+        open_sums(&c, sums[r]);
+    }
+    for (int64_t rank = 0; rank < cp; rank++) {
+        struct gpt2_rows rows = rows_of_rank(p->s.T, cp, rank, zigzag);
+        struct array dy = take(p, p->dy.at, p->C, 0, rows, p->C, p->C);
+        struct call sum;
+        shuffle(order, cp);
+        merge_parts(p, &sum, rows, cp, order, zigzag);
+        compare(p, "merged y", p->y, NULL, sum.y32.at, rows, p->C, y_tolerance(p));
+        compare_logsum(p, &sum.logsum, rows);
+        for (int64_t i = 0; i < cp; i++) {
+            struct array to[] = {sums[rank][Q], sums[order[i]][K], sums[order[i]][V]};
+            struct call c = open_call(p, rows, rows_of_rank(p->s.T, cp, order[i], zigzag));
+            c.y = sum.y;
+            c.logsum = sum.logsum;
+            backward(&c, &dy, to);
+        }
+    }
+    for (int64_t r = 0; r < cp; r++)
+        for (int i = 0; i < N_OF_QKV; i++) {
+            subtract_one(&sums[r][i]);
+            compare(p,
+                    i == Q   ? "dq of a ring"
+                    : i == K ? "dk of a ring"
+                             : "dv of a ring",
+                    p->grads[i], NULL, sums[r][i].at, rows_of_rank(p->s.T, cp, r, zigzag), p->C,
+                    grad_tolerance(p));
+        }
+}
+
+static void test_ring(void **state)
+{
+    static const struct shape cut[] = {{2, 96, 2, 16, 1, 0}, {1, 300, 1, 64, 1, 60}, {1, 144, 2, 24, 1, 10}};
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
+        for (int64_t cp = 2; cp <= 4; cp++) {
+            struct problem p = draw(cut[i]);
+            solve(&p);
+            run_ring(&p, cp, (cp + (int64_t)i) % 2);
+            close_problem(&p);
+        }
+}
+
+/* A result that no key reaches, merged with another, in both orders. */
+static void test_merge_of_nothing(void **state)
+{
+    static const float values[][2] = {
+        {1, 2}, {-INFINITY, 2}, {1, -INFINITY}, {-INFINITY, -INFINITY}, {-90, 90}};
+    enum { N = 5, HS = 3 };
+    struct array y = floats(N * HS), part = floats(N * HS), logsum = floats(N), logsum_part = floats(N);
+    for (int i = 0; i < N; i++) {
+        float a = ((float *)logsum.at)[i] = values[i][0], b = ((float *)logsum_part.at)[i] = values[i][1];
+        for (int j = 0; j < HS; j++) {
+            ((float *)y.at)[i * HS + j] = a > -INFINITY ? 5 : 0;
+            ((float *)part.at)[i * HS + j] = b > -INFINITY ? 7 : 0;
+        }
+    }
+    send(&y), send(&part), send(&logsum), send(&logsum_part);
+    assert_int_equal(
+        gpt2_attention_merge(&on, y.there, logsum.there, part.there, logsum_part.there, 1, N, 1, HS), 0);
+    fetch(&y), fetch(&logsum);
+    double both = log(exp(1.0) + exp(2.0)), share = exp(2.0 - both);
+    const double want[N] = {5 + 2 * share, 7, 5, 0, 7}, sums[N] = {both, 2, 1, -INFINITY, 90};
+    for (int i = 0; i < N * HS; i++) {
+        double l = (double)((float *)logsum.at)[i / HS];
+        assert_true(fabs((double)((float *)y.at)[i] - want[i / HS]) < 1e-5);
+        assert_true(l == sums[i / HS] || fabs(l - sums[i / HS]) < 1e-5);
+    }
+    let_go(0);
+}
+
+/* Results of rows of other documents than that of (b, t) have the same bits as before. */
+static void same_elsewhere(const struct problem *p, const struct array *before, const struct array *after,
+                           int64_t stride, int64_t b, int64_t t)
+{
+    for (int64_t i = 0; i < p->s.B * p->s.T; i++) {
+        bool own = i / p->s.T == b && first_key(p, b, i % p->s.T) == first_key(p, b, t);
+        if (!own && memcmp((real *)before->at + i * stride, (real *)after->at + i * stride,
+                           (size_t)p->C * sizeof(real)))
+            fail_msg("a change at (%lld, %lld) reaches another document's row %lld", (long long)b,
+                     (long long)t, (long long)i);
+    }
+}
+
+/* A token that changes in one document changes no result of another. */
+static void test_documents(void **state)
+{
+    static const struct shape cut[] = {
+        {2, 96, 2, 16, 1, 9}, {1, 300, 2, 64, 1, 60}, {2, 1200, 1, 24, 1, 200}};
+    for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
+        for (int k = 0; k < 4; k++) {
+            struct problem p = draw(cut[i]);
+            struct call before = open_whole(&p), after = open_whole(&p);
+            forward(&before, false);
+            backward(&before, &p.dy, NULL);
+            int64_t b = random_below(&rng, p.s.B), t = random_below(&rng, p.s.T), at = b * p.s.T + t;
+            for (int64_t j = 0; j < 3 * p.C; j++)
+                ((real *)p.qkv.at)[at * 3 * p.C + j] = from_float(random_normal(&rng) * 3);
+            for (int64_t j = 0; j < p.C; j++)
+                ((real *)p.dy.at)[at * p.C + j] = from_float(random_normal(&rng) * 3);
+            send(&p.qkv);
+            send(&p.dy);
+            forward(&after, false);
+            backward(&after, &p.dy, NULL);
+            same_elsewhere(&p, &before.y, &after.y, p.C, b, t);
+            for (int what = 0; what < N_OF_QKV; what++)
+                same_elsewhere(&p, &before.grads[what], &after.grads[what], 3 * p.C, b, t);
+            close_problem(&p);
+        }
 }
 
 static void test_same_bits(void **state)
 {
-    struct fixture f;
-    open_all(&f, (struct shape){1, 100, 2, 32, 1});
-    run(&f);
-    void *atty = malloc((size_t)f.a[ATTY].bytes), *dqkv = malloc((size_t)f.a[DQKV].bytes);
-    memcpy(atty, f.a[ATTY].at, (size_t)f.a[ATTY].bytes);
-    memcpy(dqkv, f.a[DQKV].at, (size_t)f.a[DQKV].bytes);
-    run(&f);
-    assert_memory_equal(atty, f.a[ATTY].at, (size_t)f.a[ATTY].bytes);
-    assert_memory_equal(dqkv, f.a[DQKV].at, (size_t)f.a[DQKV].bytes);
-    free(atty);
-    free(dqkv);
-    close_all(&f);
+    struct problem p = draw((struct shape){1, 100, 2, 32, 1, 0});
+    struct call c = open_whole(&p), again = open_whole(&p);
+    forward(&c, false);
+    backward(&c, &p.dy, NULL);
+    forward(&again, false);
+    backward(&again, &p.dy, NULL);
+    assert_memory_equal(c.y.at, again.y.at, (size_t)c.y.bytes);
+    for (int i = 0; i < N_OF_QKV; i++)
+        for (int64_t row = 0; row < p.s.T; row++)
+            assert_memory_equal((real *)c.grads[i].at + row * 3 * p.C,
+                                (real *)again.grads[i].at + row * 3 * p.C, (size_t)p.C * sizeof(real));
+    close_problem(&p);
 }
 
 /* A NaN in a query makes its own row NaN, and no other. Of the gradients, it affects its own and those of
  * the values it sees. */
 static void test_nan(void **state)
 {
-    struct fixture f;
     int64_t HS = 16, T = 70, bad = 66;
-    open_all(&f, (struct shape){1, T, 1, HS, 1});
+    struct problem p = draw((struct shape){1, T, 1, HS, 1, 0});
     for (int64_t i = 0; i < HS; i++)
-        ((real *)f.a[QKV].at)[bad * 3 * HS + i] = from_float(NAN);
-    run(&f);
+        ((real *)p.qkv.at)[bad * 3 * HS + i] = from_float(NAN);
+    send(&p.qkv);
+    struct call c = open_whole(&p);
+    forward(&c, false);
+    backward(&c, &p.dy, NULL);
     for (int64_t i = 0; i < T * HS; i++) {
-        float y = to_float(((real *)f.a[ATTY].at)[i]);
+        float y = to_float(((real *)c.y.at)[i]);
         assert_int_equal(y != y, i / HS == bad);
-        for (int64_t what = 0; what < 3; what += 2) {
-            float d = to_float(((real *)f.a[DQKV].at)[i / HS * 3 * HS + what * HS + i % HS]);
-            assert_int_equal(d != d, what == 0 ? i / HS == bad : i / HS <= bad);
+        for (int what = Q; what <= V; what += 2) {
+            float d = to_float(((real *)c.grads[what].at)[i / HS * 3 * HS + i % HS]);
+            assert_int_equal(d != d, what == Q ? i / HS == bad : i / HS <= bad);
         }
     }
-    close_all(&f);
+    close_problem(&p);
 }
 
+/* The heads that the kernel takes which needs no products. */
 static void test_fits(void **state)
 {
-    for (int64_t HS = 0; HS < 300; HS++)
-        assert_int_equal(gpt2_layers_cuda.attention->fits(HS), HS == 16 || HS == 32 || HS == 64);
+    const struct gpt2_attention *fused = gpt2_layers_for(&on)->attention;
+    assert_int_equal(fused != NULL, CUDA && sizeof(real) == 2);
+    for (int64_t HS = 0; HS < 300 && fused; HS++)
+        assert_int_equal(fused->fits(HS), HS == 16 || HS == 32 || HS == 64);
 }
 
 int main(void)
 {
     rng = random_open();
-    if (compute_open(&gpu, true, 0, 1)) {
+    if (compute_open(&on, CUDA, 0, CUDA ? 1 : 2)) {
         printf("%s\n", zr_error_text());
         return 77; /* skipped */
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_against_reference),
+        cmocka_unit_test(test_slices),
+        cmocka_unit_test(test_gathered),
+        cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_merge_of_nothing),
+        cmocka_unit_test(test_documents),
         cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_nan),
         cmocka_unit_test(test_fits),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    compute_close(&gpu);
+    compute_close(&on);
     return failed;
 }

@@ -94,9 +94,10 @@ static void compare(const char *what, const double *want, const double *got, int
 {
     double largest = 0;
     for (int64_t i = 0; i < n; i++)
-        largest = fmax(largest, fabs(want[i]));
+        largest = isinf(want[i]) ? largest : fmax(largest, fabs(want[i]));
     for (int64_t i = 0; i < n; i++) {
-        if (!(fabs(want[i] - got[i]) <= tolerance * fabs(want[i]) + of_largest * largest)) {
+        if (want[i] != got[i] &&
+            !(fabs(want[i] - got[i]) <= tolerance * fabs(want[i]) + of_largest * largest)) {
             fail_msg("%s: [%lld] of %lld is %.9g, the host has %.9g", what, (long long)i, (long long)n,
                      got[i], want[i]);
         }
@@ -210,26 +211,116 @@ static void test_bias(void **state)
     }
 }
 
-static void test_softmax(void **state)
+/* Random sizes of a tile: some of its queries are missing, and documents may begin in it. */
+static struct gpt2_tile random_tile(struct both *starts)
 {
-    static const struct {
-        int64_t NH, T;
-    } shapes[] = {{1, 1}, {3, 9}, {2, 64}, {2, 300}};
-    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
-        int64_t NH = shapes[i].NH, T = shapes[i].T, n = NH * T * T;
-        struct both scores = random_floats(n), att = poisoned(n), datt = random_floats(n), ds = poisoned(n);
+    struct gpt2_tile t = {.first_head = random_below(&rng, 3),
+                          .n_heads = 1 + random_below(&rng, 4),
+                          .NH = 1 + random_below(&rng, 3),
+                          .query = random_below(&rng, 100),
+                          .n_queries = 1 + random_below(&rng, 40),
+                          .n_keys = 1 + random_below(&rng, 150),
+                          .scale = 0.7f};
+    t.T = t.query + t.n_queries;
+    t.key = random_below(&rng, t.T);
+    t.queries = (struct gpt2_rows){{t.query / 2, t.query + t.n_queries / 2}, {t.query / 4, t.n_queries}};
+    int64_t n = ((t.first_head + t.n_heads) / t.NH + 1) * t.T;
+    int32_t *start = malloc((size_t)n * sizeof *start);
+    for (int64_t i = 0; i < n; i++)
+        start[i] = i % t.T == 0 ? 0 : random_below(&rng, 20) == 0 ? (int32_t)(i % t.T) : start[i - 1];
+    *starts = ints(start, n);
+    free(start);
+    return t;
+}
+
+/* Poisons the scores that no query sees, which must not be read. */
+static void poison_unseen(struct both scores, struct gpt2_tile t)
+{
+    for (int64_t j = 0; j < t.n_heads * t.n_queries * t.n_keys; j++) {
+        int64_t row = j / t.n_keys, key = j % t.n_keys;
+        struct gpt2_seen seen = gpt2_seen_keys(&t, t.first_head + row / t.n_queries, row % t.n_queries);
+        if (key < seen.from || key >= seen.to)
+            ((float *)scores.host)[j] = NAN;
+    }
+    move(&gpu, scores.gpu, scores.host, scores.bytes);
+}
+
+static void test_attention_softmax(void **state)
+{
+    for (int i = 0; i < 40; i++) {
+        struct both starts;
+        struct gpt2_tile t = random_tile(&starts), on_gpu = t;
+        if (i % 2) {
+            t.document_start = starts.host;
+            on_gpu.document_start = starts.gpu;
+        }
+        int64_t rows = t.n_heads * t.n_queries, n = rows * t.n_keys;
+        int64_t given = (t.first_head + t.n_heads) * gpt2_n_rows(&t.queries);
+        struct both scores = random_floats(n), datt = random_floats(n), again = random_floats(n);
+        struct both att = poisoned(n), ds = poisoned(n), logsum = hold(rows * 4);
+        struct both logsums = random_floats(given), dots = random_floats(given);
         const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
-        for (int64_t j = 0; j < n; j++) /* elements after a token must not be read */
-            if (j % T > j / T % T)
-                ((float *)scores.host)[j] = ((float *)datt.host)[j] = NAN;
-        move(&gpu, scores.gpu, scores.host, scores.bytes);
-        move(&gpu, datt.gpu, datt.host, datt.bytes);
-        assert_int_equal(h->causal_softmax_forward(&host, att.host, scores.host, NH, T, 0.7f), 0);
-        assert_int_equal(g->causal_softmax_forward(&gpu, att.gpu, scores.gpu, NH, T, 0.7f), 0);
+        poison_unseen(scores, t);
+        poison_unseen(datt, t);
+        poison_unseen(again, t);
+        assert_int_equal(h->attention_softmax(&host, att.host, logsum.host, scores.host, t), 0);
+        assert_int_equal(g->attention_softmax(&gpu, att.gpu, logsum.gpu, scores.gpu, on_gpu), 0);
         SAME(att);
-        assert_int_equal(h->causal_softmax_backward(&host, ds.host, datt.host, att.host, NH, T, 0.7f), 0);
-        assert_int_equal(g->causal_softmax_backward(&gpu, ds.gpu, datt.gpu, att.gpu, NH, T, 0.7f), 0);
+        SAME4(logsum);
+        assert_int_equal(h->attention_softmax_backward(&host, att.host, ds.host, again.host, datt.host,
+                                                       logsums.host, dots.host, t),
+                         0);
+        assert_int_equal(g->attention_softmax_backward(&gpu, att.gpu, ds.gpu, again.gpu, datt.gpu,
+                                                       logsums.gpu, dots.gpu, on_gpu),
+                         0);
+        SAME(att);
         SAME(ds);
+        let_go();
+    }
+}
+
+/* Rows of heads go to a tile and back, and results are merged. */
+static void test_attention_rows(void **state)
+{
+    for (int i = 0; i < 40; i++) {
+        int64_t B = 1 + random_below(&rng, 3), NH = 1 + random_below(&rng, 3),
+                HS = 1 + random_below(&rng, 40);
+        struct gpt2_rows rows = {{random_below(&rng, 20), 30 + random_below(&rng, 20)},
+                                 {random_below(&rng, 10), random_below(&rng, 10)}};
+        int64_t all = gpt2_n_rows(&rows), first = random_below(&rng, 30), n = 1 + random_below(&rng, 60);
+        int64_t head = random_below(&rng, B * NH), n_heads = 1 + random_below(&rng, B * NH - head);
+        struct gpt2_heads heads = {head, n_heads, NH, HS, all * NH * HS, HS, NH * HS};
+        struct both x = random_reals(B * all * NH * HS + 1), tile = poisoned(n_heads * n * HS);
+        struct both sum = random_floats(n_heads * n * HS), out = random_reals(B * all * NH * HS + 1);
+        struct both out32 = random_floats(B * all * NH * HS + 1), dots = random_floats(B * NH * all + 1);
+        struct both logsum = random_floats(n_heads * all + 1), part32 = random_floats(B * all * NH * HS + 1);
+        struct both logsum_part = random_floats(n_heads * all + 1);
+        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        assert_int_equal(h->attention_load(&host, tile.host, x.host, heads, rows, first, n), 0);
+        assert_int_equal(g->attention_load(&gpu, tile.gpu, x.gpu, heads, rows, first, n), 0);
+        SAME(tile);
+        assert_int_equal(h->attention_store(&host, out.host, NULL, true, sum.host, heads, rows, first, n), 0);
+        assert_int_equal(g->attention_store(&gpu, out.gpu, NULL, true, sum.gpu, heads, rows, first, n), 0);
+        SAME(out);
+        for (int adds = 0; adds < 2; adds++) {
+            assert_int_equal(
+                h->attention_store(&host, NULL, out32.host, adds, sum.host, heads, rows, first, n), 0);
+            assert_int_equal(g->attention_store(&gpu, NULL, out32.gpu, adds, sum.gpu, heads, rows, first, n),
+                             0);
+            SAME4(out32);
+        }
+        if (all) {
+            assert_int_equal(h->attention_dots(&host, dots.host, x.host, out.host, B, all, NH, HS), 0);
+            assert_int_equal(g->attention_dots(&gpu, dots.gpu, x.gpu, out.gpu, B, all, NH, HS), 0);
+            SAME4(dots);
+            assert_int_equal(
+                h->attention_merge(&host, out32.host, logsum.host, part32.host, logsum_part.host, heads, all),
+                0);
+            assert_int_equal(
+                g->attention_merge(&gpu, out32.gpu, logsum.gpu, part32.gpu, logsum_part.gpu, heads, all), 0);
+            SAME4(out32);
+            SAME4(logsum);
+        }
         let_go();
     }
 }
@@ -274,6 +365,28 @@ static void test_loss(void **state)
     }
 }
 
+/* Groups N rows by number, below V, on both devices. */
+static void group_rows(struct gpt2_groups groups[2], const int32_t *number, int64_t N, int64_t V)
+{
+    int32_t *order = malloc((size_t)N * 4), *distinct = malloc((size_t)N * 4);
+    int32_t *first = malloc((size_t)(N + 1) * 4), n = 0, at = 0;
+    for (int32_t v = 0; v < V; v++) {
+        first[n] = at;
+        for (int32_t row = 0; row < N; row++)
+            if (number[row] == v)
+                order[at++] = row;
+        if (at > first[n])
+            distinct[n++] = v;
+    }
+    first[n] = at;
+    struct both rows = ints(order, N), which = ints(distinct, N), starts = ints(first, N + 1);
+    groups[0] = (struct gpt2_groups){rows.host, which.host, starts.host, n};
+    groups[1] = (struct gpt2_groups){rows.gpu, which.gpu, starts.gpu, n};
+    free(order);
+    free(distinct);
+    free(first);
+}
+
 static void test_embedding(void **state)
 {
     static const struct {
@@ -281,42 +394,32 @@ static void test_embedding(void **state)
     } shapes[] = {{1, 1, 8, 5}, {3, 9, 22, 37}, {4, 50, 64, 3}, {2, 300, 40, 1000}};
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int64_t B = shapes[i].B, T = shapes[i].T, C = shapes[i].C, V = shapes[i].V, BT = B * T;
-        int32_t *token = malloc((size_t)BT * 4), *order = malloc((size_t)BT * 4);
-        int32_t *distinct = malloc((size_t)BT * 4), *first = malloc((size_t)(BT + 1) * 4), n = 0, at = 0;
-        for (int64_t row = 0; row < BT; row++)
+        int32_t *token = malloc((size_t)BT * 4), *position = malloc((size_t)BT * 4);
+        struct gpt2_groups by_token[2], by_position[2];
+        for (int64_t row = 0; row < BT; row++) {
             token[row] = (int32_t)random_below(&rng, V);
-        for (int32_t v = 0; v < V; v++) {
-            first[n] = at;
-            for (int32_t row = 0; row < BT; row++)
-                if (token[row] == v)
-                    order[at++] = row;
-            if (at > first[n])
-                distinct[n++] = v;
+            position[row] = (int32_t)random_below(&rng, T);
         }
-        first[n] = at;
-        struct both tokens = ints(token, BT), rows = ints(order, BT), which = ints(distinct, BT);
-        struct both starts = ints(first, BT + 1), scratch = scratch_for(BT, C);
+        group_rows(by_token, token, BT, V);
+        group_rows(by_position, position, BT, T);
+        struct both tokens = ints(token, BT), positions = ints(position, BT), scratch = scratch_for(BT, C);
         struct both wte = random_reals(V * C), wpe = random_reals(T * C), out = poisoned(BT * C);
         struct both dout = random_reals(BT * C), dwte = random_reals(V * C), dwpe = random_reals(T * C);
-        const struct gpt2_batch on_host = {
-            .order = rows.host, .distinct = which.host, .first = starts.host, .n_distinct = n};
-        const struct gpt2_batch on_gpu = {
-            .order = rows.gpu, .distinct = which.gpu, .first = starts.gpu, .n_distinct = n};
         const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
-        assert_int_equal(h->embedding_forward(&host, out.host, tokens.host, wte.host, wpe.host, B, T, C), 0);
-        assert_int_equal(g->embedding_forward(&gpu, out.gpu, tokens.gpu, wte.gpu, wpe.gpu, B, T, C), 0);
+        assert_int_equal(
+            h->embedding_forward(&host, out.host, tokens.host, positions.host, wte.host, wpe.host, BT, C), 0);
+        assert_int_equal(
+            g->embedding_forward(&gpu, out.gpu, tokens.gpu, positions.gpu, wte.gpu, wpe.gpu, BT, C), 0);
         SAME(out);
-        assert_int_equal(
-            h->embedding_backward(&host, dwte.host, dwpe.host, dout.host, &on_host, scratch.host, B, T, C),
-            0);
-        assert_int_equal(
-            g->embedding_backward(&gpu, dwte.gpu, dwpe.gpu, dout.gpu, &on_gpu, scratch.gpu, B, T, C), 0);
+        assert_int_equal(h->tokens_backward(&host, dwte.host, dout.host, &by_token[0], scratch.host, C), 0);
+        assert_int_equal(g->tokens_backward(&gpu, dwte.gpu, dout.gpu, &by_token[1], scratch.gpu, C), 0);
         SAME(dwte);
+        assert_int_equal(h->positions_backward(&host, dwpe.host, dout.host, &by_position[0], scratch.host, C),
+                         0);
+        assert_int_equal(g->positions_backward(&gpu, dwpe.gpu, dout.gpu, &by_position[1], scratch.gpu, C), 0);
         SAME(dwpe);
         free(token);
-        free(order);
-        free(distinct);
-        free(first);
+        free(position);
         let_go();
     }
 }
@@ -333,8 +436,10 @@ int main(void)
     host.n_threads = 3;
     assert_int_equal(host.dev->ops->stream_open(host.dev, ZR_STREAM_CALLER, "model", NULL, &host.stream), 0);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layernorm), cmocka_unit_test(test_elements), cmocka_unit_test(test_bias),
-        cmocka_unit_test(test_softmax),   cmocka_unit_test(test_loss),     cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_layernorm),      cmocka_unit_test(test_elements),
+        cmocka_unit_test(test_bias),           cmocka_unit_test(test_attention_softmax),
+        cmocka_unit_test(test_attention_rows), cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_embedding),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     compute_close(&gpu);

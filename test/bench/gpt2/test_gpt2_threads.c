@@ -60,11 +60,29 @@ static void rows_and_elements(const struct compute *on, struct block *b, struct 
     l->gelu_backward(on, din, inp, N * C);
     l->bias_backward(on, db, din, scratch, N, C);
     l->add(on, din, out, N * C);
-    int64_t n = s->NH * s->T * s->T;
-    real *att = reals(b, r, n), *dscores = reals(b, r, n);
-    float *scores = floats(b, r, n), *datt = floats(b, r, n);
-    l->causal_softmax_forward(on, att, scores, s->NH, s->T, 0.3f);
-    l->causal_softmax_backward(on, dscores, datt, att, s->NH, s->T, 0.3f);
+}
+
+/* A tile of all tokens, of which every second part is a query, and its way from and to the heads' rows. */
+static void attention(const struct compute *on, struct block *b, struct random_source *r,
+                      const struct shape *s)
+{
+    const struct gpt2_layers *l = &gpt2_layers_host;
+    int64_t T = s->T, NH = s->NH, HS = s->C, heads = B * NH, n = heads * T * T;
+    const struct gpt2_rows rows = {{0, T / 2}, {T / 3, T - T / 2}};
+    const struct gpt2_heads in_rows = {0, heads, NH, HS, T * NH * HS, HS, NH * HS};
+    const struct gpt2_tile tile = {
+        .n_heads = heads, .NH = NH, .T = T, .n_queries = T, .n_keys = T, .queries = rows, .scale = 0.3f};
+    real *att = reals(b, r, n), *dscores = reals(b, r, n), *x = reals(b, r, heads * T * HS);
+    float *scores = floats(b, r, n), *datt = floats(b, r, n), *sum = floats(b, r, heads * T * HS);
+    float *logsum = floats(b, r, heads * T), *dots = floats(b, r, heads * T);
+    float *part = floats(b, r, heads * T * HS), *logsum_part = floats(b, r, heads * T);
+    l->attention_load(on, reals(b, r, heads * T * HS), x, in_rows, rows, 0, T);
+    l->attention_store(on, x, NULL, false, sum, in_rows, rows, 0, T);
+    l->attention_dots(on, dots, x, reals(b, r, heads * T * HS), B, T, NH, HS);
+    l->attention_softmax(on, att, logsum, scores, tile);
+    l->attention_softmax_backward(on, att, dscores, scores, datt, logsum, dots, tile);
+    l->attention_merge(on, sum, logsum_part, part, logsum, in_rows, T);
+    l->attention_store(on, NULL, part, true, sum, in_rows, rows, 0, T);
 }
 
 static void tokens(const struct compute *on, struct block *b, struct random_source *r, const struct shape *s,
@@ -85,10 +103,14 @@ static void tokens(const struct compute *on, struct block *b, struct random_sour
             distinct[n++] = v;
     }
     first[n] = at;
-    struct gpt2_batch batch = {.order = order, .distinct = distinct, .first = first, .n_distinct = n};
+    const struct gpt2_groups groups = {order, distinct, first, n};
+    int32_t *position = piece(b, N * 4);
+    for (int64_t row = 0; row < N; row++)
+        position[row] = (int32_t)(row % s->T);
     real *wte = reals(b, r, V * C), *wpe = reals(b, r, s->T * C), *out = reals(b, r, N * C);
-    l->embedding_forward(on, out, token, wte, wpe, B, s->T, C);
-    l->embedding_backward(on, wte, wpe, out, &batch, scratch, B, s->T, C);
+    l->embedding_forward(on, out, token, position, wte, wpe, N, C);
+    l->tokens_backward(on, wte, out, &groups, scratch, C);
+    l->positions_backward(on, wte, out, &groups, scratch, C);
     real *dlogits = reals(b, r, N * V);
     double *loss = piece(b, N * 8);
     l->cross_entropy(on, dlogits, loss, floats(b, r, N * V), token, N, V, V, (struct gpt2_label){0.01f, 0.9f},
@@ -142,6 +164,7 @@ static struct block run(int n_threads, uint64_t seed)
     float *scratch = malloc((size_t)gpt2_layers_host.n_scratch(&on, B * s.T, s.C) * sizeof *scratch);
     assert_non_null(scratch);
     rows_and_elements(&on, &b, &r, &s, scratch);
+    attention(&on, &b, &r, &s);
     tokens(&on, &b, &r, &s, scratch);
     optimizer(&on, &b, &r, &s);
     free(scratch);

@@ -1,0 +1,365 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gpt2_attention.c: attention in tiles, as matrix products and functions of the layer table
+ * (gpt2_attention.h).
+ *
+ * The heads of a batch come in groups, so that the scores of a tile stay in a cache. What a product reads is
+ * first copied to arrays of their own, where rows lie next to each other, and missing queries are 0. So the
+ * shapes and strides of products depend only on the tile, not on which rows the caller has or how it stores
+ * them. */
+#include "bench/gpt2/gpt2_layers.h"
+#include "bench/train/profile.h"
+
+#include <math.h>
+
+/* Positions in a tile of queries; a GPU wants few large products. Keys that are multiplied at once. Bytes of
+ * the scores of a group of heads. */
+enum { HOST_TILE = 64, GPU_TILE = 256, KEYS = 1024, HOST_BYTES = 4 << 20, GPU_BYTES = 128 << 20 };
+
+static int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* One group of heads. All arrays are (heads, rows, HS), but scores, datt, att and dscores are (heads, queries
+ * of a tile, keys), and logsum and logsum_part (heads, queries of a tile). */
+struct work {
+    const struct compute *on;
+    const struct gpt2_layers *layers;
+    const struct gpt2_attention_args *args;
+    int64_t group, first, n_heads; /* heads: of a group, the first, and how many */
+    int64_t tile_rows, n_keys;     /* positions in a tile; rows of keys */
+    struct gpt2_tile tile;
+    int64_t n_blocks; /* of keys that this tile has multiplied */
+    /* Of backward's caller: (B, NH, all queries). */
+    const float *given_logsum, *given_dots;
+    real *q, *dy, *k, *v, *att, *dscores;
+    float *scores, *datt;
+    float *y, *y_part, *logsum, *logsum_part;
+    float *dq, *dk, *dv;
+};
+
+/* Points the arrays into memory. Returns the floats that they take, which needs no memory. */
+static int64_t lay_out(struct work *w, float *at)
+{
+    int64_t HS = w->args->HS, queries = w->group * smaller(w->tile_rows, w->args->T),
+            keys = w->group * w->n_keys;
+    int64_t scores = queries * smaller(KEYS, w->args->T), n = 0;
+    struct {
+        void **array;
+        int64_t n;
+        size_t bytes;
+    } pieces[] = {
+        {(void **)&w->q, queries * HS, sizeof(real)},   {(void **)&w->dy, queries * HS, sizeof(real)},
+        {(void **)&w->k, keys * HS, sizeof(real)},      {(void **)&w->v, keys * HS, sizeof(real)},
+        {(void **)&w->att, scores, sizeof(real)},       {(void **)&w->dscores, scores, sizeof(real)},
+        {(void **)&w->scores, scores, sizeof(float)},   {(void **)&w->datt, scores, sizeof(float)},
+        {(void **)&w->y, queries * HS, sizeof(float)},  {(void **)&w->y_part, queries * HS, sizeof(float)},
+        {(void **)&w->logsum, queries, sizeof(float)},  {(void **)&w->logsum_part, queries, sizeof(float)},
+        {(void **)&w->dq, queries * HS, sizeof(float)}, {(void **)&w->dk, keys * HS, sizeof(float)},
+        {(void **)&w->dv, keys * HS, sizeof(float)},
+    };
+    for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
+        *pieces[i].array = at ? at + n : NULL;
+        n += (pieces[i].n * (int64_t)pieces[i].bytes + 255) / 256 * 64; /* 64 floats are 256 bytes */
+    }
+    return n;
+}
+
+static struct work describe(const struct compute *on, const struct gpt2_attention_args *a)
+{
+    struct work w = {.on = on, .layers = gpt2_layers_for(on), .args = a, .n_keys = gpt2_n_rows(&a->keys)};
+    w.tile_rows = on->cuda ? GPU_TILE : HOST_TILE;
+    int64_t bytes = smaller(w.tile_rows, a->T) * smaller(KEYS, a->T) * (int64_t)sizeof(float);
+    int64_t heads = a->B * a->NH;
+    int64_t most = larger(1, (on->cuda ? GPU_BYTES : HOST_BYTES) / bytes),
+            n_groups = (heads + most - 1) / most;
+    w.group = (heads + n_groups - 1) / n_groups;
+    w.tile = (struct gpt2_tile){.NH = a->NH,
+                                .T = a->T,
+                                .queries = a->queries,
+                                .document_start = a->document_start,
+                                .scale = 1.0f / sqrtf((float)a->HS)};
+    lay_out(&w, a->scratch);
+    return w;
+}
+
+static bool is_fused(const struct compute *on, int64_t HS)
+{
+    const struct gpt2_attention *fused = gpt2_layers_for(on)->attention;
+    return fused && fused->fits(HS);
+}
+
+int64_t gpt2_attention_scratch(const struct compute *on, const struct gpt2_attention_args *args)
+{
+    if (is_fused(on, args->HS))
+        return 0;
+    struct work w = describe(on, args);
+    return lay_out(&w, NULL);
+}
+
+/* One matrix per head; elements between rows and between heads. */
+struct matrices {
+    void *at;
+    int64_t row, head;
+};
+
+/* c (M, N) = op(a) (M, K) * op(b) (K, N) in fp32 for each head of the group. If `adds`, it is added. */
+static int multiply(struct work *w, struct matrices c, bool adds, struct matrices a, bool trans_a,
+                    struct matrices b, bool trans_b, int64_t M, int64_t N, int64_t K)
+{
+    struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, M, N, K, a.at, a.row, b.at, b.row, c.at, c.row);
+    args.c_dtype = ZERO_F32;
+    args.beta = adds ? 1.0f : 0.0f;
+    args.trans_a = trans_a;
+    args.trans_b = trans_b;
+    args.n_batch = w->n_heads;
+    args.stride_a = a.head;
+    args.stride_b = b.head;
+    args.stride_c = c.head;
+    if (w->args->profile)
+        profile_enter_product(w->args->profile, 2.0 * (double)M * (double)N * (double)K * (double)w->n_heads);
+    return zr_gemm_run(w->on->gemm, &args);
+}
+
+/* Rows of queries or keys in arrays of the group, from row `first` on. */
+static struct matrices queries(const struct work *w, void *at)
+{
+    return (struct matrices){at, w->args->HS, w->tile.n_queries * w->args->HS};
+}
+
+static struct matrices keys(const struct work *w, real *at, int64_t first)
+{
+    return (struct matrices){at + first * w->args->HS, w->args->HS, w->n_keys * w->args->HS};
+}
+
+static struct matrices grads_of_keys(const struct work *w, float *at, int64_t first)
+{
+    return (struct matrices){at + first * w->args->HS, w->args->HS, w->n_keys * w->args->HS};
+}
+
+static struct matrices scores(const struct work *w, void *at)
+{
+    return (struct matrices){at, w->tile.n_keys, w->tile.n_queries * w->tile.n_keys};
+}
+
+/* The group's heads in an array of the caller with `row` elements between n rows. */
+static struct gpt2_heads heads_of(const struct work *w, int64_t row, int64_t n)
+{
+    int64_t HS = w->args->HS;
+    return (struct gpt2_heads){w->first, w->n_heads, w->args->NH, HS, n * row, HS, row};
+}
+
+/* All keys in the order in which they are stored. */
+static struct gpt2_rows stored_keys(const struct work *w)
+{
+    return (struct gpt2_rows){.n = {w->n_keys}};
+}
+
+static int load_keys(struct work *w, real *to, const real *from)
+{
+    return w->layers->attention_load(w->on, to, from, heads_of(w, w->args->kv_row, w->n_keys), stored_keys(w),
+                                     0, w->n_keys);
+}
+
+static int load_queries(struct work *w, real *to, const real *from, int64_t row)
+{
+    const struct gpt2_rows *rows = &w->args->queries;
+    return w->layers->attention_load(w->on, to, from, heads_of(w, row, gpt2_n_rows(rows)), *rows,
+                                     w->tile.query, w->tile.n_queries);
+}
+
+/* Selects the next tile from position `at` on that has one of the queries. Returns false if there is none. */
+static bool next_tile(struct work *w, int64_t at)
+{
+    const struct gpt2_rows *rows = &w->args->queries;
+    int64_t first = INT64_MAX;
+    for (int i = 0; i < 2; i++)
+        if (rows->n[i] && rows->first[i] + rows->n[i] > at)
+            first = smaller(first, larger(rows->first[i], at));
+    if (first == INT64_MAX)
+        return false;
+    w->tile.query = first / w->tile_rows * w->tile_rows;
+    w->tile.n_queries = smaller(w->tile_rows, w->args->T - w->tile.query);
+    w->n_blocks = 0;
+    return true;
+}
+
+/* A position at or before the first key that any query of the tile sees, on the grid of tiles. On a GPU,
+ * where the host cannot read the documents, it is 0. */
+static int64_t first_seen(const struct work *w)
+{
+    const int32_t *start = w->args->document_start;
+    int64_t NH = w->args->NH, T = w->args->T, least = w->tile.query;
+    if (!start || w->on->cuda)
+        return 0;
+    for (int64_t b = w->first / NH; b <= (w->first + w->n_heads - 1) / NH; b++)
+        least = smaller(least, start[b * T + w->tile.query]);
+    return least / w->tile_rows * w->tile_rows;
+}
+
+/* Calls run for each block of the keys that the tile may see. `first` is the block's first row. */
+static int each_block(struct work *w, int (*run)(struct work *w, int64_t first))
+{
+    const struct gpt2_rows *rows = &w->args->keys;
+    int64_t least = first_seen(w), end = w->tile.query + w->tile.n_queries, before = 0;
+    for (int i = 0; i < 2; before += rows->n[i++]) {
+        int64_t to = smaller(rows->first[i] + rows->n[i], end);
+        for (int64_t at = larger(rows->first[i], least); at < to; at += KEYS) {
+            w->tile.key = at;
+            w->tile.n_keys = smaller(KEYS, to - at);
+            ZR_TRY(run(w, before + at - rows->first[i]));
+            w->n_blocks++;
+        }
+    }
+    return 0;
+}
+
+/* Selects the group of heads that begins at head `first`. */
+static void turn_to_group(struct work *w, int64_t first)
+{
+    w->first = w->tile.first_head = first;
+    w->n_heads = w->tile.n_heads = smaller(w->group, w->args->B * w->args->NH - first);
+}
+
+/* ---- forward ---- */
+
+static int forward_block(struct work *w, int64_t first)
+{
+    int64_t HS = w->args->HS, M = w->tile.n_queries, N = w->tile.n_keys;
+    float *y = w->n_blocks ? w->y_part : w->y, *logsum = w->n_blocks ? w->logsum_part : w->logsum;
+    const struct gpt2_heads dense = {0, w->n_heads, w->n_heads, HS, 0, M * HS, HS};
+    struct matrices q = queries(w, w->q), k = keys(w, w->k, first), v = keys(w, w->v, first);
+    struct matrices s = scores(w, w->scores), p = scores(w, w->att);
+    ZR_TRY(multiply(w, s, false, q, false, k, true, M, N, HS)); /* scores = q k^T */
+    ZR_TRY(w->layers->attention_softmax(w->on, w->att, logsum, w->scores, w->tile));
+    ZR_TRY(multiply(w, queries(w, y), false, p, false, v, false, M, HS, N)); /* y = att v */
+    if (w->n_blocks)
+        ZR_TRY(w->layers->attention_merge(w->on, w->y, w->logsum, w->y_part, w->logsum_part, dense, M));
+    return 0;
+}
+
+static int set_zero(struct work *w, float *x, int64_t rows)
+{
+    return w->on->dev->ops->zero(w->on->stream, x, w->n_heads * rows * w->args->HS * (int64_t)sizeof *x);
+}
+
+static int forward_tile(struct work *w, real *y, float *y32, float *logsum)
+{
+    const struct gpt2_attention_args *a = w->args;
+    int64_t n = gpt2_n_rows(&a->queries), query = w->tile.query, n_queries = w->tile.n_queries;
+    const struct gpt2_heads of_y = heads_of(w, a->NH * a->HS, n);
+    const struct gpt2_heads of_logsum = {w->first, w->n_heads, a->NH, 1, a->NH * n, n, 1};
+    ZR_TRY(load_queries(w, w->q, a->q, a->q_row));
+    ZR_TRY(each_block(w, forward_block));
+    if (!w->n_blocks) { /* no query of the tile sees a key */
+        w->tile.n_keys = 0;
+        ZR_TRY(set_zero(w, w->y, n_queries));
+        ZR_TRY(w->layers->attention_softmax(w->on, w->att, w->logsum, w->scores, w->tile));
+    }
+    ZR_TRY(w->layers->attention_store(w->on, y, y32, false, w->y, of_y, a->queries, query, n_queries));
+    return w->layers->attention_store(w->on, NULL, logsum, false, w->logsum, of_logsum, a->queries, query,
+                                      n_queries);
+}
+
+static int forward_group(struct work *w, real *y, float *y32, float *logsum)
+{
+    ZR_TRY(load_keys(w, w->k, w->args->k));
+    ZR_TRY(load_keys(w, w->v, w->args->v));
+    for (int64_t at = 0; next_tile(w, at); at = w->tile.query + w->tile.n_queries)
+        ZR_TRY(forward_tile(w, y, y32, logsum));
+    return 0;
+}
+
+int gpt2_attention_forward(const struct compute *on, const struct gpt2_attention_args *args, real *y,
+                           float *y32, float *logsum)
+{
+    if (is_fused(on, args->HS))
+        return gpt2_layers_for(on)->attention->forward(on, args, y, y32, logsum);
+    struct work w = describe(on, args);
+    for (int64_t head = 0; head < args->B * args->NH; head += w.group) {
+        turn_to_group(&w, head);
+        ZR_TRY(forward_group(&w, y, y32, logsum));
+    }
+    return 0;
+}
+
+int gpt2_attention_merge(const struct compute *on, float *y, float *logsum, const float *y_part,
+                         const float *logsum_part, int64_t B, int64_t n, int64_t NH, int64_t HS)
+{
+    const struct gpt2_heads heads = {0, B * NH, NH, HS, n * NH * HS, HS, NH * HS};
+    return gpt2_layers_for(on)->attention_merge(on, y, logsum, y_part, logsum_part, heads, n);
+}
+
+/* ---- backward ---- */
+
+static int backward_block(struct work *w, int64_t first)
+{
+    int64_t HS = w->args->HS, M = w->tile.n_queries, N = w->tile.n_keys;
+    struct matrices q = queries(w, w->q), dy = queries(w, w->dy), dq = queries(w, w->dq);
+    struct matrices k = keys(w, w->k, first), v = keys(w, w->v, first);
+    struct matrices dk = grads_of_keys(w, w->dk, first), dv = grads_of_keys(w, w->dv, first);
+    struct matrices s = scores(w, w->scores), p = scores(w, w->att);
+    struct matrices dp = scores(w, w->datt), ds = scores(w, w->dscores);
+    ZR_TRY(multiply(w, s, false, q, false, k, true, M, N, HS));   /* scores = q k^T */
+    ZR_TRY(multiply(w, dp, false, dy, false, v, true, M, N, HS)); /* datt = dy v^T */
+    ZR_TRY(w->layers->attention_softmax_backward(w->on, w->att, w->dscores, w->scores, w->datt,
+                                                 w->given_logsum, w->given_dots, w->tile));
+    ZR_TRY(multiply(w, dv, true, p, true, dy, false, N, HS, M));            /* dv += att^T dy */
+    ZR_TRY(multiply(w, dk, true, ds, true, q, false, N, HS, M));            /* dk += dscores^T q */
+    return multiply(w, dq, w->n_blocks > 0, ds, false, k, false, M, HS, N); /* dq += dscores k */
+}
+
+static int backward_tile(struct work *w, const real *dy, const struct gpt2_attention_grads *g)
+{
+    const struct gpt2_attention_args *a = w->args;
+    int64_t n = gpt2_n_rows(&a->queries), row = g->dq32 ? a->NH * a->HS : g->dq_row;
+    ZR_TRY(load_queries(w, w->q, a->q, a->q_row));
+    ZR_TRY(load_queries(w, w->dy, dy, a->NH * a->HS));
+    ZR_TRY(each_block(w, backward_block));
+    if (!w->n_blocks)
+        ZR_TRY(set_zero(w, w->dq, w->tile.n_queries));
+    return w->layers->attention_store(w->on, g->dq, g->dq32, true, w->dq, heads_of(w, row, n), a->queries,
+                                      w->tile.query, w->tile.n_queries);
+}
+
+static int store_grads_of_keys(struct work *w, real *to, float *to32, int64_t dkv_row, const float *from)
+{
+    int64_t row = to32 ? w->args->NH * w->args->HS : dkv_row;
+    return w->layers->attention_store(w->on, to, to32, true, from, heads_of(w, row, w->n_keys),
+                                      stored_keys(w), 0, w->n_keys);
+}
+
+static int backward_group(struct work *w, const real *dy, const struct gpt2_attention_grads *g)
+{
+    ZR_TRY(load_keys(w, w->k, w->args->k));
+    ZR_TRY(load_keys(w, w->v, w->args->v));
+    ZR_TRY(set_zero(w, w->dk, w->n_keys));
+    ZR_TRY(set_zero(w, w->dv, w->n_keys));
+    for (int64_t at = 0; next_tile(w, at); at = w->tile.query + w->tile.n_queries)
+        ZR_TRY(backward_tile(w, dy, g));
+    ZR_TRY(store_grads_of_keys(w, g->dk, g->dk32, g->dkv_row, w->dk));
+    return store_grads_of_keys(w, g->dv, g->dv32, g->dkv_row, w->dv);
+}
+
+int gpt2_attention_backward(const struct compute *on, const struct gpt2_attention_args *args, const real *dy,
+                            const real *y, const float *logsum, float *dots,
+                            const struct gpt2_attention_grads *grads)
+{
+    if (is_fused(on, args->HS))
+        return gpt2_layers_for(on)->attention->backward(on, args, dy, y, logsum, dots, grads);
+    struct work w = describe(on, args);
+    w.given_logsum = logsum;
+    w.given_dots = dots;
+    ZR_TRY(
+        w.layers->attention_dots(on, dots, dy, y, args->B, gpt2_n_rows(&args->queries), args->NH, args->HS));
+    for (int64_t head = 0; head < args->B * args->NH; head += w.group) {
+        turn_to_group(&w, head);
+        ZR_TRY(backward_group(&w, dy, grads));
+    }
+    return 0;
+}

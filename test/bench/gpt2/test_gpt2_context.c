@@ -1,0 +1,638 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_gpt2_context.c: tests the model's context parallelism. The ranks are threads of this process, which
+ * exchange values through memory of the host. Compiled once per dtype, as the model is. */
+#include "bench/gpt2/gpt2.h"
+#include "test/cmocka.h"
+#include "test/kernels/random.h"
+
+#include <limits.h>
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#ifdef GPT2_BF16 /* 8 bits of fraction in every activation */
+#define TOLERANCE      0.01
+#define GRAD_TOLERANCE 0.06
+#else
+#define TOLERANCE      2e-6
+#define GRAD_TOLERANCE 2e-5
+#endif
+
+#ifdef GPT2_TEST_CUDA
+#define CUDA true
+#else
+#define CUDA false
+#endif
+
+enum { MAX_CP = 4, B = 2, LAYERS = 2 };
+
+static struct random_source rng;
+
+/* ---- ranks ---- */
+
+struct group {
+    int32_t cp;
+    pthread_barrier_t met;
+    /* What each rank has passed to the current call. */
+    char *said[MAX_CP];
+    struct gpt2_rows rows[MAX_CP];
+};
+
+struct member {
+    struct group *group;
+    struct compute compute;
+    struct gpt2 m;
+    /* Whole rows, (B, context), from which a rank takes its own. */
+    const int32_t *tokens, *targets, *document_start;
+    /* An open shift. */
+    float *dst;
+    const float *src;
+    int64_t n;
+    /* (B, context) The losses of this rank's tokens, at their places in the whole rows. */
+    double *losses, loss;
+    void (*run)(struct member *r);
+    /* Of test_bits. */
+    const real *qkv;
+    real *atty;
+};
+
+static int move(struct member *r, void *dst, const void *src, int64_t bytes)
+{
+    int err = r->compute.dev->ops->copy(r->compute.stream, dst, src, bytes);
+    return err ? err : r->compute.dev->ops->stream_sync(r->compute.stream);
+}
+
+/* Shows this rank's bytes to all. They are valid until `part`. */
+static int meet(struct member *r, const void *src, int64_t bytes)
+{
+    struct group *g = r->group;
+    g->said[r->m.cp.part] = malloc((size_t)bytes);
+    int err = move(r, g->said[r->m.cp.part], src, bytes);
+    pthread_barrier_wait(&g->met);
+    return err;
+}
+
+/* Copies the call's result to dst, and waits until no rank reads what was said. */
+static int part(struct member *r, void *dst, const void *result, int64_t bytes)
+{
+    int err = move(r, dst, result, bytes);
+    pthread_barrier_wait(&r->group->met);
+    free(r->group->said[r->m.cp.part]);
+    return err;
+}
+
+static int gather(void *arg, real *dst, const real *src, int64_t n)
+{
+    struct member *r = arg;
+    size_t bytes = (size_t)n * sizeof *src;
+    int err = meet(r, src, (int64_t)bytes);
+    char *all = malloc((size_t)r->group->cp * bytes);
+    for (int32_t c = 0; c < r->group->cp; c++)
+        memcpy(all + (size_t)c * bytes, r->group->said[c], bytes);
+    err = part(r, dst, all, r->group->cp * (int64_t)bytes) || err;
+    free(all);
+    return err;
+}
+
+static int scatter(void *arg, float *dst, const float *src, int64_t n)
+{
+    struct member *r = arg;
+    int err = meet(r, src, r->group->cp * n * (int64_t)sizeof *src);
+    float *sum = calloc((size_t)n, sizeof *sum);
+    for (int32_t c = 0; c < r->group->cp; c++)
+        for (int64_t i = 0; i < n; i++)
+            sum[i] += ((const float *)(const void *)r->group->said[c])[r->m.cp.part * n + i];
+    err = part(r, dst, sum, n * (int64_t)sizeof *sum) || err;
+    free(sum);
+    return err;
+}
+
+static int exchange(void *arg, real *dst, const real *src, int64_t n)
+{
+    struct member *r = arg;
+    size_t bytes = (size_t)n * sizeof *src;
+    int err = meet(r, src, r->group->cp * (int64_t)bytes);
+    char *all = malloc((size_t)r->group->cp * bytes);
+    for (int32_t c = 0; c < r->group->cp; c++)
+        memcpy(all + (size_t)c * bytes, r->group->said[c] + (size_t)r->m.cp.part * bytes, bytes);
+    err = part(r, dst, all, r->group->cp * (int64_t)bytes) || err;
+    free(all);
+    return err;
+}
+
+/* Until the shift ends dst is full of NaN. src is read at the end, so that a change of it shows. */
+static int shift_begin(void *arg, float *dst, const float *src, int64_t n)
+{
+    struct member *r = arg;
+    float *nans = malloc((size_t)n * sizeof *nans);
+    memset(nans, 0xFF, (size_t)n * sizeof *nans);
+    int err = move(r, dst, nans, n * (int64_t)sizeof *nans);
+    free(nans);
+    if (r->dst)
+        return zr_fail(ZERO_ERR_ORDER, "a shift is open");
+    r->dst = dst;
+    r->src = src;
+    r->n = n;
+    return err;
+}
+
+static int shift_end(void *arg)
+{
+    struct member *r = arg;
+    int64_t bytes = r->n * (int64_t)sizeof(float);
+    int err = meet(r, r->src, bytes);
+    err = part(r, r->dst, r->group->said[(r->m.cp.part - 1 + r->group->cp) % r->group->cp], bytes) || err;
+    r->dst = NULL;
+    return err;
+}
+
+/* Written by hand, not with the library's zero_cp_rows. */
+static void cut_rows(struct group *g, const struct gpt2_config *c)
+{
+    int64_t T = c->context / g->cp;
+    for (int32_t i = 0; i < g->cp; i++)
+        g->rows[i] = c->cp_order == GPT2_CP_CONTIGUOUS
+                         ? (struct gpt2_rows){{i * T}, {T}}
+                         : (struct gpt2_rows){{i * (T / 2), (2 * g->cp - 1 - i) * (T / 2)}, {T / 2, T / 2}};
+}
+
+/* ---- a batch on one model, and on ranks ---- */
+
+struct batch {
+    int32_t *tokens, *targets, *document_start;
+};
+
+static void take_rows(struct member *r)
+{
+    struct gpt2 *m = &r->m;
+    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    int64_t context = m->config.context;
+    for (int64_t b = 0, to = 0; b < m->B; b++)
+        for (int i = 0; i < 2; i++)
+            for (int64_t t = own.first[i]; t < own.first[i] + own.n[i]; t++, to++) {
+                m->tokens[to] = r->tokens[b * context + t];
+                m->targets[to] = r->targets[b * context + t];
+                if (m->config.documents)
+                    m->positions[to] = (int32_t)t - r->document_start[b * context + t];
+            }
+    if (m->config.documents)
+        memcpy(m->document_start, r->document_start, (size_t)(m->B * context) * sizeof(int32_t));
+}
+
+static void put_losses(struct member *r)
+{
+    struct gpt2 *m = &r->m;
+    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    double *own_losses = malloc((size_t)gpt2_own_tokens(m) * sizeof *own_losses), *from = own_losses;
+    m->err = move(r, own_losses, m->losses, gpt2_own_tokens(m) * (int64_t)sizeof *own_losses);
+    for (int64_t b = 0; b < m->B; b++)
+        for (int i = 0; i < 2; i++)
+            for (int64_t t = own.first[i]; t < own.first[i] + own.n[i]; t++)
+                r->losses[b * m->config.context + t] = *from++;
+    free(own_losses);
+}
+
+/* A failure ends the program, because the other ranks wait for this one. */
+static void die_if_failed(const struct member *r, int err)
+{
+    if (err) {
+        fprintf(stderr, "rank %d of %lld: %s\n", r->m.cp.part, (long long)r->m.config.cp, zr_error_text());
+        _exit(1);
+    }
+}
+
+static void pass_backward(struct gpt2 *m)
+{
+    gpt2_head_backward(m);
+    for (int64_t l = m->config.layers; l-- > 0;)
+        gpt2_layer_backward(m, l);
+    gpt2_embed_backward(m);
+}
+
+/* With two_parts, a backward pass in its two parts. */
+static void run_model(struct member *r)
+{
+    struct gpt2 *m = &r->m;
+    m->err = gpt2_next_batch(m);
+    take_rows(r);
+    gpt2_send_batch(m);
+    gpt2_embed_forward(m);
+    for (int64_t l = 0; l < m->config.layers; l++)
+        gpt2_layer_forward(m, l);
+    gpt2_head_forward(m);
+    put_losses(r);
+    m->computes = m->config.two_parts ? GPT2_INPUTS : GPT2_ALL;
+    pass_backward(m);
+    if (m->config.two_parts) {
+        m->computes = GPT2_WEIGHTS;
+        pass_backward(m);
+    }
+    die_if_failed(r, m->err || gpt2_send_loss(m) || gpt2_take_loss(m, &r->loss));
+}
+
+static void poison(struct member *r, const struct gpt2_block *block)
+{
+    void *nans = malloc((size_t)block->bytes);
+    memset(nans, 0xFF, (size_t)block->bytes);
+    die_if_failed(r, move(r, block->p, nans, block->bytes));
+    free(nans);
+}
+
+static void open_member(struct member *r, struct group *g, const struct gpt2_config *c, int32_t part_number)
+{
+    r->group = g;
+    assert_int_equal(compute_open(&r->compute, CUDA, 0, 1), 0);
+    assert_int_equal(gpt2_open(&r->m, c, B, &r->compute), 0);
+    assert_int_equal(gpt2_open_params(&r->m, 7), 0);
+    assert_int_equal(gpt2_open_grads(&r->m), 0);
+    if (c->cp > 1)
+        r->m.cp = (struct gpt2_cp){.part = part_number,
+                                   .rows = g->rows,
+                                   .gather = gather,
+                                   .scatter = scatter,
+                                   .exchange = exchange,
+                                   .shift_begin = shift_begin,
+                                   .shift_end = shift_end,
+                                   .arg = r};
+    poison(r, &r->m.kept[0].acts_memory);
+    poison(r, &r->m.kept[0].stats_memory);
+}
+
+static void close_member(struct member *r)
+{
+    gpt2_close(&r->m);
+    compute_close(&r->compute);
+}
+
+static void *start(void *arg)
+{
+    struct member *r = arg;
+    r->run(r);
+    return NULL;
+}
+
+/* Opens a model on each rank, which calls run(). The ranks' models stay open. */
+static void run_ranks(struct member *r, struct group *g, const struct gpt2_config *c, const struct batch *b,
+                      double *losses, void (*run)(struct member *r))
+{
+    pthread_t threads[MAX_CP];
+    *g = (struct group){.cp = c->cp > 1 ? (int32_t)c->cp : 1};
+    cut_rows(g, c);
+    assert_int_equal(pthread_barrier_init(&g->met, NULL, (unsigned)g->cp), 0);
+    for (int32_t i = 0; i < g->cp; i++) {
+        r[i].tokens = b->tokens;
+        r[i].targets = b->targets;
+        r[i].document_start = b->document_start;
+        r[i].losses = losses;
+        r[i].run = run;
+        open_member(&r[i], g, c, i);
+    }
+    for (int32_t i = 0; i < g->cp; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, start, &r[i]), 0);
+    for (int32_t i = 0; i < g->cp; i++)
+        pthread_join(threads[i], NULL);
+    pthread_barrier_destroy(&g->met);
+}
+
+/* ---- the result of a batch ---- */
+
+/* The mean of the losses, each token's loss, and the mean gradient of the ranks in double. */
+struct result {
+    double loss, *losses, *grads;
+    int64_t n_grads, activation_bytes, statistics_bytes;
+};
+
+static struct result result_of(const struct gpt2_config *c, const struct batch *b)
+{
+    struct member r[MAX_CP] = {0};
+    struct group g;
+    struct result out = {.losses = calloc((size_t)(B * c->context), sizeof(double))};
+    run_ranks(r, &g, c, b, out.losses, run_model);
+    out.n_grads = r[0].m.grads_memory.bytes / (int64_t)sizeof(real);
+    out.grads = calloc((size_t)out.n_grads, sizeof *out.grads);
+    out.activation_bytes = gpt2_activation_bytes(&r[0].m);
+    out.statistics_bytes = r[0].m.kept[0].stats_memory.bytes;
+    real *x = malloc((size_t)out.n_grads * sizeof *x);
+    for (int32_t i = 0; i < g.cp; i++) {
+        assert_int_equal(move(&r[i], x, r[i].m.grads_memory.p, r[i].m.grads_memory.bytes), 0);
+        for (int64_t k = 0; k < out.n_grads; k++)
+            out.grads[k] += (double)to_float(x[k]) / g.cp;
+        out.loss += r[i].loss / g.cp;
+        close_member(&r[i]);
+    }
+    free(x);
+    return out;
+}
+
+static void free_result(struct result *r)
+{
+    free(r->losses);
+    free(r->grads);
+}
+
+static void draw_batch(struct batch *b, const struct gpt2_config *c)
+{
+    int64_t n = B * c->context;
+    b->tokens = malloc((size_t)n * sizeof *b->tokens);
+    b->targets = malloc((size_t)n * sizeof *b->targets);
+    b->document_start = calloc((size_t)n, sizeof *b->document_start);
+    for (int64_t i = 0; i < n; i++) {
+        b->tokens[i] = (int32_t)random_below(&rng, c->vocab);
+        b->targets[i] = (int32_t)random_below(&rng, c->vocab);
+        if (c->documents) /* one token in 8 begins a document */
+            b->document_start[i] =
+                (int32_t)(i % c->context == 0 || random_below(&rng, 8) == 0 ? i % c->context
+                                                                            : b->document_start[i - 1]);
+    }
+}
+
+static void free_batch(struct batch *b)
+{
+    free(b->tokens);
+    free(b->targets);
+    free(b->document_start);
+}
+
+static const char *name_of(const struct gpt2_config *c)
+{
+    static char text[128];
+    snprintf(text, sizeof text, "cp %lld, %s, %s%s%s", (long long)c->cp,
+             option_word_of(gpt2_cp_forms, c->cp_form), option_word_of(gpt2_cp_orders, c->cp_order),
+             c->documents ? ", documents" : "", c->cp_heads ? ", some heads" : "");
+    return text;
+}
+
+static double distance(const double *x, const double *y, int64_t n, double *size)
+{
+    double d = 0;
+    *size = 0;
+    for (int64_t i = 0; i < n; i++) {
+        d += (x[i] - y[i]) * (x[i] - y[i]);
+        *size += y[i] * y[i];
+    }
+    *size = sqrt(*size);
+    return sqrt(d);
+}
+
+static void check_result(const struct gpt2_config *c, const struct result *got, const struct result *want)
+{
+    double size;
+    for (int64_t i = 0; i < B * c->context; i++)
+        if (!(fabs(got->losses[i] - want->losses[i]) <= TOLERANCE * want->losses[i]))
+            fail_msg("%s: token %lld: loss %.9g, not %.9g", name_of(c), (long long)i, got->losses[i],
+                     want->losses[i]);
+    if (!(fabs(got->loss - want->loss) <= TOLERANCE * want->loss))
+        fail_msg("%s: loss %.9g, not %.9g", name_of(c), got->loss, want->loss);
+    double error = distance(got->grads, want->grads, want->n_grads, &size);
+    if (!(error <= GRAD_TOLERANCE * size))
+        fail_msg("%s: gradients differ by %.3g of their size", name_of(c), error / size);
+}
+
+static struct gpt2_config with_cp(struct gpt2_config c, int64_t cp, int form, int order)
+{
+    c.cp = cp;
+    c.cp_form = form;
+    c.cp_order = order;
+    return c;
+}
+
+/* Heads for 2, 3 and 4 ranks, and rows for as many ranks in zigzag order. */
+static const struct gpt2_config whole_model = {
+    .layers = LAYERS, .heads = 12, .channels = 96, .context = 72, .vocab = 37};
+
+/* The stand-in for a GPU is slow, so there each form has one layout. */
+#ifdef GPT2_TEST_STAND_IN
+#define HAS_LAYOUT(cp, form, order) ((cp) == (form) + 1 && (order) == GPT2_CP_ZIGZAG)
+enum { MOST_DOCUMENTS = 4 };
+#else
+#define HAS_LAYOUT(cp, form, order) true
+enum { MOST_DOCUMENTS = INT_MAX };
+#endif
+#define EACH_LAYOUT(cp, form, order)                                                                         \
+    for (int64_t cp = 2; cp <= MAX_CP; cp++)                                                                 \
+        for (int form = GPT2_CP_GATHER; form <= GPT2_CP_RING; form++)                                        \
+            for (int order = GPT2_CP_CONTIGUOUS; order <= GPT2_CP_ZIGZAG; order++)                           \
+                if (HAS_LAYOUT(cp, form, order))
+
+/* ---- tests ---- */
+
+/* Each token's loss and the gradients are those of one rank. */
+static void test_forms(void **state)
+{
+    (void)state;
+    for (int documents = 0; documents < 2; documents++) {
+        struct gpt2_config c = whole_model;
+        struct batch b;
+        c.documents = documents;
+        draw_batch(&b, &c);
+        struct result want = result_of(&c, &b);
+        EACH_LAYOUT(cp, form, order)
+        {
+            struct gpt2_config part_of = with_cp(c, cp, form, order);
+            part_of.two_parts = order == GPT2_CP_ZIGZAG;
+            part_of.cp_heads = form == GPT2_CP_GATHER && cp == 3 ? 4 : 0;
+            struct result got = result_of(&part_of, &b);
+            check_result(&part_of, &got, &want);
+            free_result(&got);
+        }
+        free_result(&want);
+        free_batch(&b);
+    }
+}
+
+/* The loss of a token is that of its document alone in a row. */
+static void test_documents_are_alone(void **state)
+{
+    (void)state;
+    struct gpt2_config c = whole_model;
+    struct batch b;
+    c.documents = true;
+    draw_batch(&b, &c);
+    struct result packed = result_of(&c, &b);
+    for (int64_t first = 0, n, k = 0; first < B * c.context && k < MOST_DOCUMENTS; first += n, k++) {
+        int64_t end = first + 1;
+        while (end % c.context && b.document_start[end] == b.document_start[first])
+            end++;
+        n = end - first;
+        struct gpt2_config one = c;
+        struct batch alone;
+        one.documents = false;
+        draw_batch(&alone, &one);
+        memcpy(alone.tokens, b.tokens + first, (size_t)n * sizeof *b.tokens);
+        memcpy(alone.targets, b.targets + first, (size_t)n * sizeof *b.targets);
+        struct result want = result_of(&one, &alone);
+        for (int64_t i = 0; i < n; i++)
+            if (!(fabs(packed.losses[first + i] - want.losses[i]) <= TOLERANCE * want.losses[i]))
+                fail_msg("token %lld: loss %.9g, not %.9g", (long long)(first + i), packed.losses[first + i],
+                         want.losses[i]);
+        free_result(&want);
+        free_batch(&alone);
+    }
+    free_result(&packed);
+    free_batch(&b);
+}
+
+/* A changed token changes no bit of another document's losses. It changes its own. */
+static void test_one_changed_token(void **state)
+{
+    (void)state;
+    EACH_LAYOUT(cp, form, order)
+    {
+        struct gpt2_config c = with_cp(whole_model, cp, form, order);
+        struct batch b;
+        c.documents = true;
+        draw_batch(&b, &c);
+        struct result before = result_of(&c, &b);
+        int64_t at = (int64_t)random_below(&rng, B * c.context);
+        b.tokens[at] = (b.tokens[at] + 1) % (int32_t)c.vocab;
+        struct result after = result_of(&c, &b);
+        for (int64_t i = 0; i < B * c.context; i++) {
+            bool same_document =
+                i / c.context == at / c.context && b.document_start[i] == b.document_start[at];
+            bool changes = after.losses[i] != before.losses[i];
+            if (changes && (!same_document || i < at))
+                fail_msg("%s: token %lld changes the loss of token %lld", name_of(&c), (long long)at,
+                         (long long)i);
+            if (!changes && i == at)
+                fail_msg("%s: token %lld changes nothing", name_of(&c), (long long)at);
+        }
+        free_result(&before);
+        free_result(&after);
+        free_batch(&b);
+    }
+}
+
+static void run_attention(struct member *r)
+{
+    struct gpt2 *m = &r->m;
+    int64_t A = gpt2_part_channels(&m->config), T = gpt2_own_context(&m->config), context = m->config.context;
+    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    real *qkv = malloc((size_t)(B * T * 3 * A) * sizeof *qkv), *y = malloc((size_t)(B * T * A) * sizeof *y);
+    m->err = gpt2_next_batch(m);
+    take_rows(r);
+    gpt2_send_batch(m);
+    for (int64_t b = 0, at = 0; b < B; b++)
+        for (int i = 0; i < 2; at += own.n[i++])
+            memcpy(qkv + at * 3 * A, r->qkv + (b * context + own.first[i]) * 3 * A,
+                   (size_t)(own.n[i] * 3 * A) * sizeof *qkv);
+    die_if_failed(r, m->err || move(r, m->acts.qkv, qkv, B * T * 3 * A * (int64_t)sizeof *qkv));
+    die_if_failed(r, gpt2_context_forward(m, 0, m->acts.atty, m->acts.qkv));
+    die_if_failed(r, move(r, y, m->acts.atty, B * T * A * (int64_t)sizeof *y));
+    for (int64_t b = 0, at = 0; b < B; b++)
+        for (int i = 0; i < 2; at += own.n[i++])
+            memcpy(r->atty + (b * context + own.first[i]) * A, y + at * A,
+                   (size_t)(own.n[i] * A) * sizeof *y);
+    free(qkv);
+    free(y);
+}
+
+/* In the gather form attention has the bits of one rank for the same queries, keys and values. */
+static void test_bits_of_gather(void **state)
+{
+    (void)state;
+    for (int documents = 0; documents < 2; documents++) {
+        struct gpt2_config c = whole_model;
+        struct batch b;
+        c.documents = documents;
+        draw_batch(&b, &c);
+        int64_t n = B * c.context * c.channels;
+        real *qkv = malloc((size_t)(3 * n) * sizeof *qkv), *want = malloc((size_t)n * sizeof *want),
+             *got = malloc((size_t)n * sizeof *got);
+        for (int64_t i = 0; i < 3 * n; i++)
+            qkv[i] = from_float((float)random_below(&rng, 1 << 20) * 0x1p-18f - 2);
+        for (int64_t cp = 1; cp <= MAX_CP; cp++)
+            for (int order = GPT2_CP_CONTIGUOUS; order <= GPT2_CP_ZIGZAG; order++) {
+                struct gpt2_config part_of = with_cp(c, cp, GPT2_CP_GATHER, order);
+                struct member r[MAX_CP] = {0};
+                struct group g;
+                part_of.cp_heads = cp == 3 ? 2 : 0;
+                for (int i = 0; i < MAX_CP; i++) {
+                    r[i].qkv = qkv;
+                    r[i].atty = cp == 1 ? want : got;
+                }
+                run_ranks(r, &g, &part_of, &b, NULL, run_attention);
+                for (int32_t i = 0; i < g.cp; i++)
+                    close_member(&r[i]);
+                if (cp > 1 && memcmp(want, got, (size_t)n * sizeof *want))
+                    fail_msg("%s: other bits than one rank's", name_of(&part_of));
+            }
+        free(qkv);
+        free(want);
+        free(got);
+        free_batch(&b);
+    }
+}
+
+/* Activations are cut over the ranks. Besides there are the buffers that gpt2_cp_room names. */
+static void test_memory(void **state)
+{
+    (void)state;
+    struct gpt2_config c = whole_model;
+    struct batch b;
+    draw_batch(&b, &c);
+    c.context = 48; /* arrays of all ranks are whole multiples of their alignment */
+    struct result one = result_of(&c, &b);
+    EACH_LAYOUT(cp, form, order)
+    {
+        struct gpt2_config part_of = with_cp(c, cp, form, order);
+        struct gpt2_cp_room room = gpt2_cp_room(&part_of, B, sizeof(real));
+        struct result got = result_of(&part_of, &b);
+        int64_t rest = got.activation_bytes - room.reals * (int64_t)sizeof(real) -
+                       room.floats * (int64_t)sizeof(float),
+                rounding = 24 * 256;
+        if (!(rest <= one.activation_bytes / cp + rounding))
+            fail_msg("%s: %lld bytes of activations, besides buffers, of %lld without cp", name_of(&part_of),
+                     (long long)rest, (long long)one.activation_bytes);
+        free_result(&got);
+    }
+    free_result(&one);
+    free_batch(&b);
+}
+
+/* In zigzag order every rank has as many pairs of a query and a key that it sees. */
+static void test_balance(void **state)
+{
+    (void)state;
+    for (int32_t cp = 2; cp <= MAX_CP; cp++)
+        for (int order = GPT2_CP_CONTIGUOUS; order <= GPT2_CP_ZIGZAG; order++) {
+            struct gpt2_config c = with_cp(whole_model, cp, GPT2_CP_GATHER, order);
+            struct group g = {.cp = cp};
+            int64_t pairs[MAX_CP] = {0}, most = 0;
+            cut_rows(&g, &c);
+            for (int32_t i = 0; i < cp; i++) {
+                for (int k = 0; k < 2; k++)
+                    for (int64_t t = 0; t < g.rows[i].n[k]; t++)
+                        pairs[i] += g.rows[i].first[k] + t + 1;
+                most = pairs[i] > most ? pairs[i] : most;
+            }
+            if (order == GPT2_CP_ZIGZAG)
+                for (int32_t i = 1; i < cp; i++)
+                    assert_int_equal(pairs[i], pairs[0]);
+            else
+                assert_true(pairs[0] < most);
+        }
+}
+
+int main(void)
+{
+#ifdef GPT2_TEST_CUDA
+    struct compute here;
+    if (compute_open(&here, true, 0, 1)) {
+        printf("%s\n", zr_error_text());
+        return 77; /* skipped */
+    }
+    compute_close(&here);
+#endif
+    rng = random_open();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_documents_are_alone),
+        cmocka_unit_test(test_one_changed_token),
+        cmocka_unit_test(test_bits_of_gather),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_balance),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
