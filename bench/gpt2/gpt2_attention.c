@@ -46,28 +46,28 @@ struct work {
 /* Points the arrays into memory. Returns the floats that they take, which needs no memory. */
 static int64_t lay_out(struct work *w, float *at)
 {
-    int64_t HS = w->args->HS, queries = w->group * smaller(w->tile_rows, w->args->T),
-            keys = w->group * w->n_keys;
-    int64_t scores = queries * smaller(KEYS, w->args->T), n = 0;
-    struct {
-        void **array;
+    int64_t queries = w->group * smaller(w->tile_rows, w->args->T), keys = w->group * w->n_keys;
+    int64_t scores = queries * smaller(KEYS, w->args->T), of_queries = queries * w->args->HS,
+            of_keys = keys * w->args->HS, used = 0;
+    const struct {
+        void *array;
         int64_t n;
         size_t bytes;
     } pieces[] = {
-        {(void **)&w->q, queries * HS, sizeof(real)},   {(void **)&w->dy, queries * HS, sizeof(real)},
-        {(void **)&w->k, keys * HS, sizeof(real)},      {(void **)&w->v, keys * HS, sizeof(real)},
-        {(void **)&w->att, scores, sizeof(real)},       {(void **)&w->dscores, scores, sizeof(real)},
-        {(void **)&w->scores, scores, sizeof(float)},   {(void **)&w->datt, scores, sizeof(float)},
-        {(void **)&w->y, queries * HS, sizeof(float)},  {(void **)&w->y_part, queries * HS, sizeof(float)},
-        {(void **)&w->logsum, queries, sizeof(float)},  {(void **)&w->logsum_part, queries, sizeof(float)},
-        {(void **)&w->dq, queries * HS, sizeof(float)}, {(void **)&w->dk, keys * HS, sizeof(float)},
-        {(void **)&w->dv, keys * HS, sizeof(float)},
+        {&w->q, of_queries, sizeof(real)},    {&w->dy, of_queries, sizeof(real)},
+        {&w->k, of_keys, sizeof(real)},       {&w->v, of_keys, sizeof(real)},
+        {&w->att, scores, sizeof(real)},      {&w->dscores, scores, sizeof(real)},
+        {&w->scores, scores, sizeof(float)},  {&w->datt, scores, sizeof(float)},
+        {&w->y, of_queries, sizeof(float)},   {&w->y_part, of_queries, sizeof(float)},
+        {&w->logsum, queries, sizeof(float)}, {&w->logsum_part, queries, sizeof(float)},
+        {&w->dq, of_queries, sizeof(float)},  {&w->dk, of_keys, sizeof(float)},
+        {&w->dv, of_keys, sizeof(float)},
     };
     for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++) {
-        *pieces[i].array = at ? at + n : NULL;
-        n += (pieces[i].n * (int64_t)pieces[i].bytes + 255) / 256 * 64; /* 64 floats are 256 bytes */
+        *(void **)pieces[i].array = at ? at + used : NULL;
+        used += (pieces[i].n * (int64_t)pieces[i].bytes + 255) / 256 * 64; /* 64 floats are 256 bytes */
     }
-    return n;
+    return used;
 }
 
 static struct work describe(const struct compute *on, const struct gpt2_attention_args *a)
@@ -126,23 +126,18 @@ static int multiply(struct work *w, struct matrices c, bool adds, struct matrice
     return zr_gemm_run(w->on->gemm, &args);
 }
 
-/* Rows of queries or keys in arrays of the group, from row `first` on. */
-static struct matrices queries(const struct work *w, void *at)
+/* Rows of a tile's queries, or of keys, in an array of the group. */
+static struct matrices of_queries(const struct work *w, void *at)
 {
     return (struct matrices){at, w->args->HS, w->tile.n_queries * w->args->HS};
 }
 
-static struct matrices keys(const struct work *w, real *at, int64_t first)
+static struct matrices of_keys(const struct work *w, void *at)
 {
-    return (struct matrices){at + first * w->args->HS, w->args->HS, w->n_keys * w->args->HS};
+    return (struct matrices){at, w->args->HS, w->n_keys * w->args->HS};
 }
 
-static struct matrices grads_of_keys(const struct work *w, float *at, int64_t first)
-{
-    return (struct matrices){at + first * w->args->HS, w->args->HS, w->n_keys * w->args->HS};
-}
-
-static struct matrices scores(const struct work *w, void *at)
+static struct matrices of_scores(const struct work *w, void *at)
 {
     return (struct matrices){at, w->tile.n_keys, w->tile.n_queries * w->tile.n_keys};
 }
@@ -202,7 +197,7 @@ static int64_t first_seen(const struct work *w)
     return least / w->tile_rows * w->tile_rows;
 }
 
-/* Calls run for each block of the keys that the tile may see. `first` is the block's first row. */
+/* Calls run for each block of the keys that the tile may see, with the block's first row. */
 static int each_block(struct work *w, int (*run)(struct work *w, int64_t first))
 {
     const struct gpt2_rows *rows = &w->args->keys;
@@ -233,11 +228,12 @@ static int forward_block(struct work *w, int64_t first)
     int64_t HS = w->args->HS, M = w->tile.n_queries, N = w->tile.n_keys;
     float *y = w->n_blocks ? w->y_part : w->y, *logsum = w->n_blocks ? w->logsum_part : w->logsum;
     const struct gpt2_heads dense = {0, w->n_heads, w->n_heads, HS, 0, M * HS, HS};
-    struct matrices q = queries(w, w->q), k = keys(w, w->k, first), v = keys(w, w->v, first);
-    struct matrices s = scores(w, w->scores), p = scores(w, w->att);
+    struct matrices q = of_queries(w, w->q), k = of_keys(w, w->k + first * HS),
+                    v = of_keys(w, w->v + first * HS);
+    struct matrices s = of_scores(w, w->scores), p = of_scores(w, w->att);
     ZR_TRY(multiply(w, s, false, q, false, k, true, M, N, HS)); /* scores = q k^T */
     ZR_TRY(w->layers->attention_softmax(w->on, w->att, logsum, w->scores, w->tile));
-    ZR_TRY(multiply(w, queries(w, y), false, p, false, v, false, M, HS, N)); /* y = att v */
+    ZR_TRY(multiply(w, of_queries(w, y), false, p, false, v, false, M, HS, N)); /* y = att v */
     if (w->n_blocks)
         ZR_TRY(w->layers->attention_merge(w->on, w->y, w->logsum, w->y_part, w->logsum_part, dense, M));
     return 0;
@@ -300,11 +296,11 @@ int gpt2_attention_merge(const struct compute *on, float *y, float *logsum, cons
 static int backward_block(struct work *w, int64_t first)
 {
     int64_t HS = w->args->HS, M = w->tile.n_queries, N = w->tile.n_keys;
-    struct matrices q = queries(w, w->q), dy = queries(w, w->dy), dq = queries(w, w->dq);
-    struct matrices k = keys(w, w->k, first), v = keys(w, w->v, first);
-    struct matrices dk = grads_of_keys(w, w->dk, first), dv = grads_of_keys(w, w->dv, first);
-    struct matrices s = scores(w, w->scores), p = scores(w, w->att);
-    struct matrices dp = scores(w, w->datt), ds = scores(w, w->dscores);
+    struct matrices q = of_queries(w, w->q), dy = of_queries(w, w->dy), dq = of_queries(w, w->dq);
+    struct matrices k = of_keys(w, w->k + first * HS), v = of_keys(w, w->v + first * HS);
+    struct matrices dk = of_keys(w, w->dk + first * HS), dv = of_keys(w, w->dv + first * HS);
+    struct matrices s = of_scores(w, w->scores), p = of_scores(w, w->att);
+    struct matrices dp = of_scores(w, w->datt), ds = of_scores(w, w->dscores);
     ZR_TRY(multiply(w, s, false, q, false, k, true, M, N, HS));   /* scores = q k^T */
     ZR_TRY(multiply(w, dp, false, dy, false, v, true, M, N, HS)); /* datt = dy v^T */
     ZR_TRY(w->layers->attention_softmax_backward(w->on, w->att, w->dscores, w->scores, w->datt,

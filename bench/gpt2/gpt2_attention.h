@@ -19,7 +19,7 @@
 struct profile;
 
 /* Rows of a sequence: positions first[i] .. first[i] + n[i] - 1 for both i, one range after the other in
- * memory. The second range lies behind the first; either may be empty. */
+ * memory. The second range lies behind the first. It may be empty; the first may not. */
 struct gpt2_rows {
     int64_t first[2], n[2];
 };

@@ -368,10 +368,10 @@ __global__ void __launch_bounds__(32 * ROWS)
     int64_t head = heads.first + row / n;
     int64_t at = head / heads.NH * heads.batch + head % heads.NH * heads.head + row % n * heads.row;
     float top = whole > part ? whole : part;
-    float less = whole == -INFINITY ? 0.0f : expf(whole > part ? part - whole : whole - part);
+    float less = expf(whole > part ? part - whole : whole - part);
     float share = (whole > part ? less : 1.0f) / (1.0f + less);
     for (int i = (int)threadIdx.x; i < heads.width; i += 32)
-        y[at + i] = whole == -INFINITY ? y_part[at + i] : y[at + i] - share * (y[at + i] - y_part[at + i]);
+        y[at + i] -= share * (y[at + i] - y_part[at + i]);
     __syncwarp(); /* all lanes have read logsum */
     if (threadIdx.x == 0)
         logsum[row] = top + log1pf(less);

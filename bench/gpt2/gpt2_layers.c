@@ -381,15 +381,10 @@ GPT2_CLONES static void merge_row(float *restrict y, const float *restrict y_par
 
 static void merge_one(float *y, float *logsum, const float *y_part, float part, int64_t n)
 {
-    float whole = *logsum;
-    if (part == -INFINITY)
+    float whole = *logsum, top = whole > part ? whole : part;
+    if (part == -INFINITY) /* it saw no key */
         return;
-    if (whole == -INFINITY) {
-        memcpy(y, y_part, (size_t)n * sizeof *y);
-        *logsum = part;
-        return;
-    }
-    float top = whole > part ? whole : part, less = fast_exp(whole > part ? part - whole : whole - part);
+    float less = fast_exp(whole > part ? part - whole : whole - part);
     merge_row(y, y_part, (whole > part ? less : 1.0f) / (1.0f + less), n);
     *logsum = top + (float)log1p((double)less);
 }
