@@ -292,7 +292,7 @@ GPT2_CLONES static void load_rows(real *restrict to, const real *restrict from, 
 static const struct compute *movers(const struct compute *on, int64_t n)
 {
     static const struct compute one = {.n_threads = 1};
-    return n < 1 << 16 ? &one : on;
+    return n < 1 << 14 ? &one : on;
 }
 
 static int attention_load(const struct compute *on, real *to, const real *from, struct gpt2_heads heads,
