@@ -13,7 +13,7 @@
 
 /* Positions in a tile of queries; a GPU wants few large products. Keys that are multiplied at once. Bytes of
  * the scores of a group of heads. */
-enum { HOST_TILE = 64, GPU_TILE = 256, KEYS = 1024, HOST_BYTES = 4 << 20, GPU_BYTES = 128 << 20 };
+enum { HOST_TILE = 128, GPU_TILE = 256, KEYS = 1024, HOST_BYTES = 4 << 20, GPU_BYTES = 128 << 20 };
 
 static int64_t smaller(int64_t a, int64_t b)
 {
