@@ -2,12 +2,13 @@
 /* gpt2_context.h: attention with context parallelism. Each rank has some tokens of every row, and needs keys
  * and values of all tokens before them. config.cp_form says how it gets them:
  *
- * GPT2_CP_GATHER Each rank gathers keys and values of all tokens, for some heads at a time. In backward it
- * gathers them again, and a reduce-scatter adds up their gradients in fp32. GPT2_CP_EXCHANGE Ranks exchange
- * queries, keys and values so that each has all tokens of some heads, and exchange the results back (Jacobs
- * et al., arXiv:2309.14509). GPT2_CP_RING Keys and values go around a ring of ranks, while each rank attends
- * to those that it has (Liu et al., arXiv:2310.01889). Partial results are merged in fp32. In backward their
- * gradients go around with them.
+ *   GPT2_CP_GATHER    Each rank gathers keys and values of all tokens, for some heads at a time. In backward
+ *                     it gathers them again, and a reduce-scatter adds up their gradients in fp32.
+ *   GPT2_CP_EXCHANGE  Ranks exchange queries, keys and values so that each has all tokens of some heads, and
+ *                     exchange the results back (Jacobs et al., arXiv:2309.14509).
+ *   GPT2_CP_RING      Keys and values go around a ring of ranks, while each rank attends to those that it has
+ *                     (Liu et al., arXiv:2310.01889). Partial results are merged in fp32. In backward their
+ *                     gradients go around with them.
  *
  * In the gather form a token's result has the bits that it has without context parallelism, for the same
  * queries, keys and values. */
