@@ -35,7 +35,7 @@ struct work {
     int64_t tile_rows, n_keys;     /* positions in a tile; rows of keys */
     struct gpt2_tile tile;
     int64_t n_blocks; /* of keys that this tile has multiplied */
-    /* Of backward's caller: (B, NH, all queries). */
+    /* (B, NH, all queries) The arrays that backward's caller gives. */
     const float *given_logsum, *given_dots;
     real *q, *dy, *k, *v, *att, *dscores;
     float *scores, *datt;

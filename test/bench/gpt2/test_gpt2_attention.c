@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpt2_attention.c: tests attention on the host, on a GPU or on the stand-in for one, against a
- * reference in double precision on the same rounded inputs: of whole sequences, of the rows of
- * context-parallel ranks, and of keys that come in parts. Compiled once per dtype. All outputs are poisoned
+ * reference in double precision on the same rounded inputs. Queries are those of a whole sequence or of a
+ * context-parallel rank. Keys come at once or in parts. Compiled once per dtype. All outputs are poisoned
  * first. */
 #include "bench/gpt2/gpt2_layers.h"
 #include "test/cmocka.h"
