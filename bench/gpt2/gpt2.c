@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2.c: forward and backward of the model in gpt2.h. The architecture is that of Radford et al. 2019:
+/* gpt2.c: forward and backward of the model in model.h. The architecture is that of Radford et al. 2019:
  * pre-norm blocks, learned positions, and a head that shares the embedding's weights. */
-#include "bench/gpt2/gpt2.h"
-#include "bench/gpt2/gpt2_vocab.h"
+#include "bench/model/model.h"
+#include "bench/model/vocab.h"
 
 /* After the first failure all work is skipped, and the caller finds m->err at the end of the pass. */
 #define RUN(m, call)                                                                                         \

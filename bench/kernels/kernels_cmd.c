@@ -14,7 +14,7 @@
 #include "zero/zero.h"
 
 #define GPT2_BF16
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/model/layers.h"
 #include "kernels/alloc.h"
 
 #include <stdio.h>
@@ -103,7 +103,7 @@ static const struct option_table table = {
 /* ---- measurements ---- */
 
 /* The buffers: AdamW's master weights, gradients, moments and parameters; the product's matrices C = A * B;
- * and what attention reads and writes (bench/gpt2/gpt2_layers.h): its input, output and their gradients, and
+ * and what attention reads and writes (bench/model/layers.h): its input, output and their gradients, and
  * a float for each row of each head: the logarithm of the softmax's sum, and the backward pass's dot
  * products. */
 enum { MASTER, GRAD, M, V, LOGSUM, DOTS, PARAM, A, B, C, QKV, ATTY, DATTY, DQKV, N_BUFFERS };

@@ -2,7 +2,7 @@
 /* limits.c: McCalpin's STREAM, with as many arrays as a kernel has. */
 #include "bench/kernels/limits.h"
 #define GPT2_BF16
-#include "bench/gpt2/gpt2_real.h"
+#include "bench/model/model_real.h"
 
 /* The number of sums that a pass keeps. Each addition goes to another sum than the one before, so that it
  * need not wait for that one. */

@@ -12,7 +12,7 @@
 /* A rank's program, its libraries, and what they allocate. */
 #define PROCESS_BYTES (INT64_C(64) << 20)
 
-/* Bytes that gpt2_open() takes besides parameters (bench/gpt2/gpt2.h), rounded up. Per token and layer:
+/* Bytes that gpt2_open() takes besides parameters (bench/model/model.h), rounded up. Per token and layer:
  *
  *   16 C    ln1, qkv, atty, residual2, ln2, fch, fch_gelu and residual3
  *
@@ -25,7 +25,7 @@
  *
  *   NH       per token and layer: logsum; and once more per token: dots
  *   T * V    logits of one row
- *   9 C      per token: rows of heads that attention copies (bench/gpt2/gpt2_attention.c), and four arrays of
+ *   9 C      per token: rows of heads that attention copies (bench/model/attention.c), and four arrays of
  *            scores of at most 4 MiB */
 static int64_t activation_bytes(const struct memory_fit *f, const struct gpt2_config *c)
 {

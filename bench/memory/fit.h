@@ -4,7 +4,7 @@
 #ifndef ZERO_BENCH_MEMORY_FIT_H
 #define ZERO_BENCH_MEMORY_FIT_H
 
-#include "bench/gpt2/gpt2_config.h"
+#include "bench/model/model_config.h"
 #include "zero/zero.h"
 
 struct memory_fit {

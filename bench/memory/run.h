@@ -4,7 +4,7 @@
 #ifndef ZERO_BENCH_MEMORY_RUN_H
 #define ZERO_BENCH_MEMORY_RUN_H
 
-#include "bench/gpt2/gpt2_config.h"
+#include "bench/model/model_config.h"
 #include "bench/report/report.h"
 
 struct memory_options {

@@ -29,7 +29,7 @@ struct plan_rank {
 bool plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
                   int64_t pp, int64_t per_rank, int64_t pp_at);
 
-/* Elements that a stage keeps for each token until its backward pass, as bench/gpt2/gpt2.h lists them. It
+/* Elements that a stage keeps for each token until its backward pass, as bench/model/model.h lists them. It
  * does not count attention's matrices, statistics and scratch, and the stage's input, which the library
  * keeps. */
 int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_stages, int64_t stage);

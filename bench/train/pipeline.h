@@ -6,7 +6,7 @@
 #define ZERO_BENCH_TRAIN_STAGES_H
 
 #include "bench/compute.h"
-#include "bench/gpt2/gpt2_config.h"
+#include "bench/model/model_config.h"
 #include "bench/train/state_hash.h"
 #include "bench/train/train.h"
 

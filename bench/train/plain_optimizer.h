@@ -5,7 +5,7 @@
 #define ZERO_BENCH_PLAIN_H
 
 #include "bench/compute.h"
-#include "bench/gpt2/gpt2_real.h"
+#include "bench/model/model_real.h"
 #include "bench/train/train.h"
 #include "kernels/agreement.h"
 

@@ -3,8 +3,8 @@
 #ifndef ZERO_BENCH_TRAIN_RUN_H
 #define ZERO_BENCH_TRAIN_RUN_H
 
-#include "bench/gpt2/gpt2.h"
 #include "bench/libzero_error.h"
+#include "bench/model/model.h"
 #include "bench/report/report.h"
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/bytes_data.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tensor_parallel.h: what --tp and --cp add to zero-bench train. --tp cuts each layer of the model (gpt2.h)
+/* tensor_parallel.h: what --tp and --cp add to zero-bench train. --tp cuts each layer of the model (model.h)
  * over N ranks, which add up their partial results through libzero. --cp cuts each row of the batch, and
  * ranks share attention. */
 #ifndef ZERO_BENCH_TRAIN_TENSOR_PARALLEL_H
 #define ZERO_BENCH_TRAIN_TENSOR_PARALLEL_H
 
-#include "bench/gpt2/gpt2.h"
+#include "bench/model/model.h"
 #include "bench/train/state_hash.h"
 
 /* The position of a rank on the mesh. */

@@ -3,7 +3,7 @@
 #ifndef ZERO_BENCH_TRAIN_H
 #define ZERO_BENCH_TRAIN_H
 
-#include "bench/gpt2/gpt2_config.h"
+#include "bench/model/model_config.h"
 #include "bench/train/profile.h"
 #include "zero/zero.h"
 
@@ -121,7 +121,7 @@ bool train_read_position(const char *text, struct train_position *out);
 /* The number of states that an optimizer keeps for each weight. */
 int train_n_states(enum zero_optimizer optimizer, double beta1);
 
-/* Trains and reports. Returns the program's exit code. Compiled once per dtype (gpt2_real.h). */
+/* Trains and reports. Returns the program's exit code. Compiled once per dtype (model_real.h). */
 int train_run_f32(const struct train_options *o);
 int train_run_bf16(const struct train_options *o);
 

@@ -1,3 +1,3 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* stand_in_attention.cc: the GPT's attention of tensor cores, compiled for the CPU. */
-#include "bench/gpt2/gpt2_attention.cu"
+#include "bench/model/attention.cu"

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* stand_in_tensor_core.cc: bench/gpt2/tensor_core.h on the CPU: the lanes of a warp lay open what each holds,
- * and each takes what is its own, as the PTX manual deals it out. Bytes that are copied come when their
- * thread waits for them, as late as they may; until then what was there is spoilt, as early as it may be. */
+/* stand_in_tensor_core.cc: bench/model/tensor_core.h on the CPU: the lanes of a warp lay open what each
+ * holds, and each takes what is its own, as the PTX manual deals it out. Bytes that are copied come when
+ * their thread waits for them, as late as they may; until then what was there is spoilt, as early as it may
+ * be. */
 #include <cuda_runtime.h>
 
-#include "bench/gpt2/tensor_core.h"
+#include "bench/model/tensor_core.h"
 
 namespace
 {

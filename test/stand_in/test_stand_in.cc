@@ -3,7 +3,7 @@
  * each other, and notices misuse. */
 #include <cuda_runtime.h>
 
-#include "bench/gpt2/tensor_core.h"
+#include "bench/model/tensor_core.h"
 
 #include <pthread.h>
 #include <sys/wait.h>

@@ -53,9 +53,9 @@ def fails(program):
 def main():
     list_path, root, build, test = sys.argv[1:5]
     build = os.path.abspath(build)
-    folder = os.path.join(root, 'bench', 'gpt2')
+    folder = os.path.join(root, 'bench', 'model')
     sources = {}
-    for name in ('gpt2.c', 'gpt2_context.c', 'gpt2_open.c'):
+    for name in ('../gpt2/gpt2.c', 'context.c', 'open.c'):
         with open(os.path.join(folder, name), encoding='utf-8') as f:
             sources[os.path.join(folder, name)] = f.read()
     mutants = [(m, *mutate(sources, m)) for m in read_list(list_path) if os.environ.get('ONLY', '') in m['name']]

@@ -4,9 +4,9 @@
 #ifndef ZERO_TEST_GPT2_REFERENCE_H
 #define ZERO_TEST_GPT2_REFERENCE_H
 
-#include "bench/gpt2/gpt2_config.h"
+#include "bench/model/model_config.h"
 
-/* params: each tensor of struct params (bench/gpt2/gpt2.h), in its order, as doubles. Returns the mean
+/* params: each tensor of struct params (bench/model/model.h), in its order, as doubles. Returns the mean
  * loss over B*T tokens. */
 double reference_loss(const struct gpt2_config *c, double *const params[16], const int32_t *tokens,
                       const int32_t *targets, int64_t B);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpt2.c: tests the model's forward and backward against a reference in double precision, with
  * gradients by finite differences. Compiled once per dtype, as the model is. */
-#include "bench/gpt2/gpt2.h"
-#include "bench/gpt2/gpt2_vocab.h"
+#include "bench/model/model.h"
+#include "bench/model/vocab.h"
 #include "bench/random_bits.h"
 #include "test/bench/gpt2/gpt2_reference.h"
 #include "test/cmocka.h"

@@ -3,7 +3,7 @@
  * reference in double precision on the same rounded inputs. Queries are those of a whole sequence or of a
  * context-parallel rank. Keys come at once or in parts. Compiled once per dtype. All outputs are poisoned
  * first. */
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/model/layers.h"
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpt2_context.c: tests the model's context parallelism. The ranks are threads of this process, which
  * exchange values through memory of the host. Compiled once per dtype, as the model is. */
-#include "bench/gpt2/gpt2.h"
+#include "bench/model/model.h"
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 

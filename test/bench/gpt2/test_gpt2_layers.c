@@ -3,7 +3,7 @@
  * for one, against the host's layer, which test_gpt2.c checks. Compiled once per dtype.
  *
  * Both get the same random input, and their outputs are poisoned first. */
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/model/layers.h"
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpt2_threads.c: tests that the model's layers on the host and the plain optimizer give the same
  * bits on any number of threads. Each runs once on one block of memory, which is then compared. */
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/model/layers.h"
 #include "bench/train/plain_optimizer.h"
 #include "test/cmocka.h"
 #include "test/kernels/random.h"

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_layers.c: the functions of gpt2_layers.h on the host. They use the threads that multiply, ignore
+/* layers.c: the functions of layers.h on the host. They use the threads that multiply, ignore
  * streams, and are done when they return. Each thread takes some of the rows, elements or columns, and one
  * thread computes each number. So the bits do not depend on the number of threads.
  *
  * A compiler can vectorise the loops without reordering floating-point operations: element-wise loops as they
  * are, sums over 16 lanes in a fixed order. */
-#include "bench/gpt2/gpt2_vocab.h"
+#include "bench/model/vocab.h"
 #include "bench/threads.h"
 
 #include <math.h>

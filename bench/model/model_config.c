@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_config.c: presets, option parsing and checks for gpt2_config.h. The sizes are those of GPT-2's
+/* model_config.c: presets, option parsing and checks for model_config.h. The sizes are those of GPT-2's
  * published checkpoints (Radford et al. 2019). gpt2-nano is small enough to learn something in a minute on
  * two CPU cores. */
-#include "bench/gpt2/gpt2_config.h"
+#include "bench/model/model_config.h"
 
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_layers.h: the parts of the model that are not matrix products, forward and backward, as a table of
+/* layers.h: the parts of the model that are not matrix products, forward and backward, as a table of
  * functions. There is one table for the host and one for CUDA.
  *
  * N is the number of rows (B*T), C the number of channels. Backward functions ADD to gradients of weights.
@@ -12,7 +12,7 @@
 #ifndef ZERO_BENCH_GPT2_LAYERS_H
 #define ZERO_BENCH_GPT2_LAYERS_H
 
-#include "bench/gpt2/gpt2_attention.h"
+#include "bench/model/attention.h"
 
 /* Rows by number, for the embedding's backward. The number distinct[i], of a token or a position, occurs in
  * rows order[first[i]] .. order[first[i + 1] - 1]. */
@@ -40,7 +40,7 @@ struct gpt2_label {
     float each, target;
 };
 
-/* Attention in one kernel, for head sizes that fits() accepts. The functions are those of gpt2_attention.h.
+/* Attention in one kernel, for head sizes that fits() accepts. The functions are those of attention.h.
  * They need no scratch, and are deterministic, too. */
 struct gpt2_attention {
     bool (*fits)(int64_t HS);

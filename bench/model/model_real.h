@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_real.h: the element type of the model's tensors.
+/* model_real.h: the element type of the model's tensors.
  *
  * The model's files are compiled once per dtype (bench/meson.build). With GPT2_BF16 a real is a bfloat16,
  * otherwise a float. Arithmetic is fp32 in both cases. The end of this header gives every global name of

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_attention.h: causal attention of some rows of a sequence, the queries, to other rows, the keys. Rows
+/* attention.h: causal attention of some rows of a sequence, the queries, to other rows, the keys. Rows
  * are known by their global positions, so a context-parallel rank may have any of them.
  *
  * No (T, T) array is kept. Forward keeps one number for each query, the logarithm of the sum of its
@@ -7,14 +7,14 @@
  * in tiles on a fixed grid of positions, against keys up to the end of the tile. A tile of which the call has
  * only some queries is computed whole. So a query's output has the same bits whatever the other queries are.
  *
- * The bf16 model on a GPU has one kernel for some head sizes (gpt2_attention.cu). Otherwise
+ * The bf16 model on a GPU has one kernel for some head sizes (attention.cu). Otherwise
  * attention consists of matrix products and functions of the layer table. Pointers are memory of on's
  * device. */
 #ifndef ZERO_BENCH_GPT2_ATTENTION_H
 #define ZERO_BENCH_GPT2_ATTENTION_H
 
 #include "bench/compute.h"
-#include "bench/gpt2/gpt2_real.h"
+#include "bench/model/model_real.h"
 
 struct profile;
 

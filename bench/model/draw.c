@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_draw.c: draws the model's initial weights. Each element depends only on its tensor, its number and the
+/* draw.c: draws the model's initial weights. Each element depends only on its tensor, its number and the
  * seed, so any number of threads, and any CPU, gives the same bits. */
-#include "bench/gpt2/gpt2.h"
+#include "bench/model/model.h"
 #include "bench/random_bits.h"
 
 #include <math.h>

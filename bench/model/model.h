@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2.h: a GPT-2 model as a C program would write it: structs of pointers into flat buffers, with one tensor
- * per kind that is stacked over the layers. Layer l of qkvw is at params.qkvw + l*3*C*C.
+/* model.h: a GPT-2 model as a C program would write it: structs of pointers into flat buffers, with one
+ * tensor per kind that is stacked over the layers. Layer l of qkvw is at params.qkvw + l*3*C*C.
  *
  * This code does not use libzero. train.c calls it layer by layer, between brackets if the model is wrapped.
- * It is compiled once per dtype (gpt2_real.h). The same source runs on the host and on a GPU. Memory belongs
+ * It is compiled once per dtype (model_real.h). The same source runs on the host and on a GPU. Memory belongs
  * to the memory of struct compute's device, and work goes to its stream. On the host, work is done when a
  * call returns. Calls wait for a GPU only where their comment says so.
  *
  * Sizes: B rows, T tokens each, C channels, NH heads, L layers, V token ids. The row's whole length is
  * config.context. With context parallelism (config.cp) each rank has T = context / cp tokens of every row,
- * and only attention needs those of other ranks (gpt2_context.h). Without it, T is context.
+ * and only attention needs those of other ranks (context.h). Without it, T is context.
  *
  * With tensor parallelism (config.tp), a rank has some of the heads. It has A of the C channels between qkv
  * and the projection, F of the 4*C of the MLP, and U of the V token ids. Position embeddings, norms and the
@@ -21,9 +21,9 @@
 #ifndef ZERO_BENCH_GPT2_H
 #define ZERO_BENCH_GPT2_H
 
-#include "bench/gpt2/gpt2_config.h"
-#include "bench/gpt2/gpt2_context.h"
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/model/context.h"
+#include "bench/model/layers.h"
+#include "bench/model/model_config.h"
 #include "bench/train/profile.h"
 
 /* Parameters or their gradients, in one buffer in this order:
@@ -97,7 +97,7 @@ struct statistics {
     float *logsum, *dots, *attention;
     /* (T, U) of one row, its rows padded. */
     float *logits;
-    /* (3, T) of one row: values that the tensor-parallel ranks exchange (gpt2_vocab.h). */
+    /* (3, T) of one row: values that the tensor-parallel ranks exchange (vocab.h). */
     float *rows;
     /* (gpt2_layers.n_scratch) */
     float *scratch;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_open.c: allocates and frees the memory of the model in gpt2.h, and initialises its weights. Each
+/* open.c: allocates and frees the memory of the model in model.h, and initialises its weights. Each
  * struct of pointers shares one block of memory. */
-#include "bench/gpt2/gpt2.h"
+#include "bench/model/model.h"
 #include "kernels/alloc.h"
 
 #include <stdlib.h>

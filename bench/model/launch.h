@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_launch.h: launches the model's kernels on the stream of a struct compute. It is C++ for the .cu files;
+/* launch.h: launches the model's kernels on the stream of a struct compute. It is C++ for the .cu files;
  * include cuda_runtime.h before it. */
 #ifndef ZERO_BENCH_GPT2_LAUNCH_H
 #define ZERO_BENCH_GPT2_LAUNCH_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_cuda.cu: the functions of gpt2_layers.h on a GPU. It is compiled once per dtype by nvcc; the tests'
+/* layers.cu: the functions of layers.h on a GPU. It is compiled once per dtype by nvcc; the tests'
  * stand-in for CUDA compiles it as C++.
  *
  * A warp computes a sum along a row: each lane adds its own columns in order, then a fixed tree adds the
@@ -11,9 +11,9 @@
 #include <math.h>
 
 extern "C" {
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/model/layers.h"
 }
-#include "bench/gpt2/gpt2_launch.h"
+#include "bench/model/launch.h"
 
 namespace
 {

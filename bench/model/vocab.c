@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_vocab.c: the functions of gpt2_vocab.h. The threads of bench/threads.h split the rows. */
-#include "bench/gpt2/gpt2_vocab.h"
+/* vocab.c: the functions of vocab.h. The threads of bench/threads.h split the rows. */
+#include "bench/model/vocab.h"
 #include "bench/threads.h"
 
 #include <math.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_vocab.h: token ids that are split over tensor-parallel ranks. Each rank has a range of the ids, and
+/* vocab.h: token ids that are split over tensor-parallel ranks. Each rank has a range of the ids, and
  * their rows of wte.
  *
- * The steps of the loss here are those for the CPU; gpt2_cuda.cu has those for GPUs. gpt2_layers.h says what
+ * The steps of the loss here are those for the CPU; layers.cu has those for GPUs. layers.h says what
  * each step computes. */
 #ifndef ZERO_BENCH_GPT2_VOCAB_H
 #define ZERO_BENCH_GPT2_VOCAB_H
 
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/model/layers.h"
 
 /* Converts n ids of the whole vocabulary, in host memory, to numbers from 0 for the rank that has the V ids
  * from `first` on. Ids of other ranks become -1. */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_context.c: attention of one rank, and the three forms of gpt2_context.h.
+/* context.c: attention of one rank, and the three forms of context.h.
  *
  * A plane has one of queries, keys or values of some heads, or their gradient: (B, T, n*HS) of this rank's
  * tokens, or (B, context, n*HS) of the whole rows. Between ranks planes travel in the order of ranks.
  * Attention takes whole rows in their own order, so planes are put into it after they were received, and
  * taken apart before they are sent. */
-#include "bench/gpt2/gpt2.h"
+#include "bench/model/model.h"
 #include "kernels/alloc.h"
 
 /* Returns the error of a collective, if there is one. Its time is the library's in the profile. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_attention.cu: the attention of gpt2_attention.h on a GPU's tensor cores (Dao, arXiv:2307.08691). It
+/* attention.cu: the attention of attention.h on a GPU's tensor cores (Dao, arXiv:2307.08691). It
  * handles bf16 heads of 16, 32 or 64 channels. Rows must be 16-byte aligned. nvcc compiles it; the tests'
  * stand-in for CUDA compiles it as C++.
  *
@@ -14,10 +14,10 @@
 #include <math.h>
 
 extern "C" {
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/model/layers.h"
 }
-#include "bench/gpt2/gpt2_launch.h"
-#include "bench/gpt2/tensor_core.h"
+#include "bench/model/launch.h"
+#include "bench/model/tensor_core.h"
 
 namespace
 {

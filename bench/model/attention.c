@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_attention.c: attention in tiles, as matrix products and functions of the layer table
- * (gpt2_attention.h).
+/* attention.c: attention in tiles, as matrix products and functions of the layer table
+ * (attention.h).
  *
  * The heads of a batch come in groups, so that the scores of a tile stay in a cache. What a product reads is
  * first copied to arrays of their own, where rows lie next to each other, and missing queries are 0. So the
  * shapes and strides of products depend only on the tile, not on which rows the caller has or how it stores
  * them. */
-#include "bench/gpt2/gpt2_layers.h"
+#include "bench/model/layers.h"
 #include "bench/train/profile.h"
 
 #include <math.h>

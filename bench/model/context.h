@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_context.h: attention with context parallelism. Each rank has some tokens of every row, and needs keys
+/* context.h: attention with context parallelism. Each rank has some tokens of every row, and needs keys
  * and values of all tokens before them. config.cp_form says how it gets them:
  *
  *   GPT2_CP_GATHER    Each rank gathers keys and values of all tokens, for some heads at a time. In backward
@@ -15,8 +15,8 @@
 #ifndef ZERO_BENCH_GPT2_CONTEXT_H
 #define ZERO_BENCH_GPT2_CONTEXT_H
 
-#include "bench/gpt2/gpt2_attention.h"
-#include "bench/gpt2/gpt2_config.h"
+#include "bench/model/attention.h"
+#include "bench/model/model_config.h"
 
 struct gpt2;
 

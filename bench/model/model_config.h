@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2_config.h: the sizes of a GPT-2, its presets, and the options that choose them. */
+/* model_config.h: the sizes of a GPT-2, its presets, and the options that choose them. */
 #ifndef ZERO_BENCH_GPT2_CONFIG_H
 #define ZERO_BENCH_GPT2_CONFIG_H
 
@@ -7,7 +7,7 @@
 
 #include <stdbool.h>
 
-/* How the ranks of a context-parallel group share attention (gpt2_context.h). */
+/* How the ranks of a context-parallel group share attention (context.h). */
 enum gpt2_cp_form { GPT2_CP_GATHER = 1, GPT2_CP_EXCHANGE, GPT2_CP_RING };
 /* Which tokens of a row are whose: the values of enum zero_cp_order. */
 enum gpt2_cp_order { GPT2_CP_CONTIGUOUS = 1, GPT2_CP_ZIGZAG };
