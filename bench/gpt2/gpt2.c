@@ -15,7 +15,7 @@
 /* Calls a function of the layer table on m's device. */
 #define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->compute, __VA_ARGS__))
 
-static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
+static void multiply(struct model *m, const struct zr_gemm_args *args)
 {
     enum profile_part before = PROFILE_COMPUTE;
     if (m->profile) {
@@ -27,24 +27,24 @@ static void multiply(struct gpt2 *m, const struct zr_gemm_args *args)
     profile_enter(m->profile, before);
 }
 
-static void copy(struct gpt2 *m, real *dst, const real *src, int64_t n)
+static void copy(struct model *m, real *dst, const real *src, int64_t n)
 {
     RUN(m, m->compute->dev->ops->copy(m->compute->stream, dst, src, n * (int64_t)sizeof(real)));
 }
 
-static struct zr_gemm_args linear(const struct gpt2 *m, real *out, const real *inp, const real *weight,
+static struct zr_gemm_args linear(const struct model *m, real *out, const real *inp, const real *weight,
                                   const real *bias, int64_t C, int64_t OC)
 {
     struct zr_gemm_args args =
-        product_of(GPT2_GEMM_DTYPE, gpt2_own_tokens(m), OC, C, inp, C, weight, C, out, OC);
+        product_of(MODEL_DTYPE, model_own_tokens(m), OC, C, inp, C, weight, C, out, OC);
     args.trans_b = true;
     args.bias = bias;
-    args.bias_dtype = GPT2_GEMM_DTYPE;
+    args.bias_dtype = MODEL_DTYPE;
     return args;
 }
 
 /* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC). If `add`, it is added to out. */
-static void linear_forward(struct gpt2 *m, real *out, const real *inp, const real *weight, const real *bias,
+static void linear_forward(struct model *m, real *out, const real *inp, const real *weight, const real *bias,
                            int64_t C, int64_t OC, bool add)
 {
     struct zr_gemm_args args = linear(m, out, inp, weight, bias, C, OC);
@@ -53,45 +53,45 @@ static void linear_forward(struct gpt2 *m, real *out, const real *inp, const rea
 }
 
 /* Sums x over the tensor-parallel ranks, if there are several. */
-static void sum_parts(struct gpt2 *m, real *x)
+static void sum_parts(struct model *m, real *x)
 {
     if (m->config.tp > 1)
-        RUN(m, m->sum(m->sum_arg, x, gpt2_own_tokens(m) * m->config.channels));
+        RUN(m, m->sum(m->sum_arg, x, model_own_tokens(m) * m->config.channels));
 }
 
 /* Collects the rows x (R, C) of all ranks. The result is valid until the next call. */
-static const real *all_rows(struct gpt2 *m, const real *x)
+static const real *all_rows(struct model *m, const real *x)
 {
     if (!m->config.sequence)
         return x;
-    RUN(m, m->gather(m->sum_arg, m->acts.all, x, gpt2_own_rows(m) * m->config.channels));
+    RUN(m, m->gather(m->sum_arg, m->acts.all, x, model_own_rows(m) * m->config.channels));
     return m->acts.all;
 }
 
 /* The same for an input of the gradients of weights, if they are computed now. */
-static const real *all_rows_for_weights(struct gpt2 *m, const real *x)
+static const real *all_rows_for_weights(struct model *m, const real *x)
 {
-    return m->computes == GPT2_INPUTS ? NULL : all_rows(m, x);
+    return m->computes == MODEL_INPUTS ? NULL : all_rows(m, x);
 }
 
 /* Returns a gradient x (R, C) that both parts of a backward pass use. The first part keeps it as number k,
  * and the second returns what was kept. */
-static const real *kept_gradient(struct gpt2 *m, int64_t k, const real *x)
+static const real *kept_gradient(struct model *m, int64_t k, const real *x)
 {
-    const int64_t n = gpt2_own_rows(m) * m->config.channels;
-    real *kept = m->config.two_parts ? m->acts.kept_grads + k * gpt2_apart(n) : NULL;
-    if (m->computes == GPT2_INPUTS)
+    const int64_t n = model_own_rows(m) * m->config.channels;
+    real *kept = m->config.two_parts ? m->acts.kept_grads + k * model_apart(n) : NULL;
+    if (m->computes == MODEL_INPUTS)
         copy(m, kept, x, n);
-    return m->computes == GPT2_WEIGHTS ? kept : x;
+    return m->computes == MODEL_WEIGHTS ? kept : x;
 }
 
 /* Sums x (B*T, C) over the ranks in place, and returns this rank's rows (R, C) of the sum, which is kept as
  * number k. */
-static const real *own_sum(struct gpt2 *m, int64_t k, real *x)
+static const real *own_sum(struct model *m, int64_t k, real *x)
 {
-    const int64_t n = gpt2_own_rows(m) * m->config.channels;
+    const int64_t n = model_own_rows(m) * m->config.channels;
     real *own = m->config.sequence ? x + m->part * n : x;
-    if (m->computes == GPT2_WEIGHTS)
+    if (m->computes == MODEL_WEIGHTS)
         return kept_gradient(m, k, NULL);
     if (m->config.sequence)
         RUN(m, m->scatter(m->sum_arg, own, x, n));
@@ -101,18 +101,18 @@ static const real *own_sum(struct gpt2 *m, int64_t k, real *x)
 }
 
 /* Like project, but out and x have this rank's rows only: each rank adds its own rows of x. */
-static void project_rows(struct gpt2 *m, real *out, const real *x, const real *inp, const real *weight,
+static void project_rows(struct model *m, real *out, const real *x, const real *inp, const real *weight,
                          const real *bias, int64_t K)
 {
     int64_t C = m->config.channels;
     linear_forward(m, m->acts.all, inp, weight, m->part == 0 ? bias : NULL, K, C, false);
-    RUN(m, m->scatter(m->sum_arg, out, m->acts.all, gpt2_own_rows(m) * C));
-    LAYER(m, add, out, x, gpt2_own_rows(m) * C);
+    RUN(m, m->scatter(m->sum_arg, out, m->acts.all, model_own_rows(m) * C));
+    LAYER(m, add, out, x, model_own_rows(m) * C);
 }
 
 /* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C). K is the rank's share, and the first
  * rank adds x and bias. */
-static void project(struct gpt2 *m, real *out, const real *x, const real *inp, const real *weight,
+static void project(struct model *m, real *out, const real *x, const real *inp, const real *weight,
                     const real *bias, int64_t K)
 {
     int64_t C = m->config.channels;
@@ -122,13 +122,13 @@ static void project(struct gpt2 *m, real *out, const real *x, const real *inp, c
         return;
     }
     if (first)
-        copy(m, out, x, gpt2_own_tokens(m) * C);
+        copy(m, out, x, model_own_tokens(m) * C);
     linear_forward(m, out, inp, weight, first ? bias : NULL, K, C, first);
     sum_parts(m, out);
 }
 
 /* before (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC), and out = gelu(before). */
-static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const real *inp, const real *weight,
+static void linear_gelu_forward(struct model *m, real *out, real *before, const real *inp, const real *weight,
                                 const real *bias, int64_t C, int64_t OC)
 {
     struct zr_gemm_args args = linear(m, out, inp, weight, bias, C, OC);
@@ -145,13 +145,13 @@ static void linear_gelu_forward(struct gpt2 *m, real *out, real *before, const r
 
 /* dinp (B*T, C) = dout (B*T, OC) * weight (OC, C). If inp is gelu(before), dinp becomes the gradient of
  * before. */
-static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, int64_t ld_dout,
+static void linear_backward_input(struct model *m, real *dinp, const real *dout, int64_t ld_dout,
                                   const real *weight, const real *before, int64_t C, int64_t OC)
 {
-    if (m->computes == GPT2_WEIGHTS)
+    if (m->computes == MODEL_WEIGHTS)
         return;
     struct zr_gemm_args args =
-        product_of(GPT2_GEMM_DTYPE, gpt2_own_tokens(m), C, OC, dout, ld_dout, weight, C, dinp, C);
+        product_of(MODEL_DTYPE, model_own_tokens(m), C, OC, dout, ld_dout, weight, C, dinp, C);
     struct zr_gemm_args fused = args;
     fused.epilogue = ZR_GEMM_DGELU;
     fused.aux = (void *)(uintptr_t)before; /* this epilogue only reads it */
@@ -167,13 +167,13 @@ static void linear_backward_input(struct gpt2 *m, real *dinp, const real *dout, 
 
 /* dweight (OC, C) += dout^T * inp, or = if the model stores it. dbias (OC) += sum of dout's rows, if there is
  * a bias. */
-static void linear_backward_weight(struct gpt2 *m, real *dweight, real *dbias, const real *dout,
+static void linear_backward_weight(struct model *m, real *dweight, real *dbias, const real *dout,
                                    int64_t ld_dout, const real *inp, int64_t C, int64_t OC)
 {
-    if (m->computes == GPT2_INPUTS)
+    if (m->computes == MODEL_INPUTS)
         return;
-    int64_t BT = gpt2_own_tokens(m);
-    struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, OC, C, BT, dout, ld_dout, inp, C, dweight, C);
+    int64_t BT = model_own_tokens(m);
+    struct zr_gemm_args args = product_of(MODEL_DTYPE, OC, C, BT, dout, ld_dout, inp, C, dweight, C);
     args.trans_a = true;
     args.beta = m->stores ? 0.0f : 1.0f;
     struct zr_gemm_args fused = args;
@@ -197,35 +197,35 @@ static real *of_layer(real *tensor, int64_t l, int64_t n)
 }
 
 /* Adds to dresidual and to the gradients of a norm's weights, or to one of them in a part of backward. */
-static void norm_backward(struct gpt2 *m, real *dweight, real *dbias, const real *dout, const real *inp,
+static void norm_backward(struct model *m, real *dweight, real *dbias, const real *dout, const real *inp,
                           const real *weight, const float *mean, const float *rstd)
 {
-    bool inputs = m->computes != GPT2_WEIGHTS, weights = m->computes != GPT2_INPUTS;
+    bool inputs = m->computes != MODEL_WEIGHTS, weights = m->computes != MODEL_INPUTS;
     LAYER(m, layernorm_backward, inputs ? m->acts.dresidual : NULL, weights ? dweight : NULL,
-          weights ? dbias : NULL, dout, inp, weight, mean, rstd, m->stats.scratch, gpt2_own_rows(m),
+          weights ? dbias : NULL, dout, inp, weight, mean, rstd, m->stats.scratch, model_own_rows(m),
           m->config.channels);
 }
 
-static void attention_forward(struct gpt2 *m, int64_t l, real *atty, real *qkv)
+static void attention_forward(struct model *m, int64_t l, real *atty, real *qkv)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
-    RUN(m, gpt2_context_forward(m, l, atty, qkv));
+    RUN(m, model_context_forward(m, l, atty, qkv));
     profile_enter(m->profile, before);
 }
 
-static void attention_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
+static void attention_backward(struct model *m, int64_t l, real *dqkv, const real *datty, const real *atty,
                                const real *qkv)
 {
-    if (m->computes == GPT2_WEIGHTS)
+    if (m->computes == MODEL_WEIGHTS)
         return;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
-    RUN(m, gpt2_context_backward(m, l, dqkv, datty, atty, qkv));
+    RUN(m, model_context_backward(m, l, dqkv, datty, atty, qkv));
     profile_enter(m->profile, before);
 }
 
 /* Groups rows by number, below n_numbers, in ascending order with a counting sort. A row whose number is
  * negative is left out: its token belongs to another rank. */
-static void sort_rows(struct gpt2_groups *g, const int32_t *number, int64_t n_rows, int64_t n_numbers,
+static void sort_rows(struct model_groups *g, const int32_t *number, int64_t n_rows, int64_t n_numbers,
                       int32_t *next)
 {
     int32_t n = 0, at = 0; /* next[v]: position of the next row of v */
@@ -250,25 +250,25 @@ static void sort_rows(struct gpt2_groups *g, const int32_t *number, int64_t n_ro
 }
 
 /* The first token id of this rank. */
-static int64_t first_id(const struct gpt2 *m)
+static int64_t first_id(const struct model *m)
 {
-    return m->part * gpt2_part_vocab(&m->config);
+    return m->part * model_part_vocab(&m->config);
 }
 
-static int64_t n_ids(const struct gpt2 *m)
+static int64_t n_ids(const struct model *m)
 {
-    int64_t U = gpt2_part_vocab(&m->config), left = m->config.vocab - first_id(m);
+    int64_t U = model_part_vocab(&m->config), left = m->config.vocab - first_id(m);
     return left < U ? left : U;
 }
 
-void gpt2_send_batch(struct gpt2 *m)
+void model_send_batch(struct model *m)
 {
     const struct zr_device_ops *dev = m->compute->dev->ops;
-    struct gpt2_batch *staged = &m->staged[m->slot];
-    int64_t BT = gpt2_own_tokens(m);
+    struct model_batch *staged = &m->staged[m->slot];
+    int64_t BT = model_own_tokens(m);
     if (m->config.tp > 1) {
-        gpt2_vocab_localize(staged->tokens, BT, first_id(m), n_ids(m));
-        gpt2_vocab_localize(staged->targets, BT, first_id(m), n_ids(m));
+        model_vocab_localize(staged->tokens, BT, first_id(m), n_ids(m));
+        model_vocab_localize(staged->targets, BT, first_id(m), n_ids(m));
     }
     sort_rows(&staged->by_token, staged->tokens, BT, m->config.vocab, m->count);
     sort_rows(&staged->by_position, staged->positions, BT, m->config.context, m->count);
@@ -278,52 +278,53 @@ void gpt2_send_batch(struct gpt2 *m)
     RUN(m, dev->event_record(m->sent[m->slot], m->compute->stream));
 }
 
-void gpt2_turn_to(struct gpt2 *m, int64_t i)
+void model_turn_to(struct model *m, int64_t i)
 {
     m->acts = m->kept[i].acts;
     m->stats = m->kept[i].stats;
 }
 
-void gpt2_embed_forward(struct gpt2 *m)
+void gpt2_embed_forward(struct model *m)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     if (m->config.tp > 1) {
         real *embedded = m->config.sequence ? m->acts.all : m->acts.embedded;
         LAYER(m, embedding_forward, embedded, m->batch.tokens, m->batch.positions, m->params.wte,
-              m->part == 0 ? m->params.wpe : NULL, gpt2_own_tokens(m), m->config.channels);
+              m->part == 0 ? m->params.wpe : NULL, model_own_tokens(m), m->config.channels);
         if (m->config.sequence)
-            RUN(m, m->scatter(m->sum_arg, m->acts.embedded, embedded, gpt2_own_rows(m) * m->config.channels));
+            RUN(m,
+                m->scatter(m->sum_arg, m->acts.embedded, embedded, model_own_rows(m) * m->config.channels));
         else
             sum_parts(m, embedded);
     } else {
         LAYER(m, embedding_forward, m->acts.embedded, m->batch.tokens, m->batch.positions, m->params.wte,
-              m->params.wpe, gpt2_own_tokens(m), m->config.channels);
+              m->params.wpe, model_own_tokens(m), m->config.channels);
     }
     profile_enter(m->profile, before);
 }
 
 /* The input of layer l. For l = L, the input of the head. */
-static real *residual_before(struct gpt2 *m, int64_t l)
+static real *residual_before(struct model *m, int64_t l)
 {
-    int64_t RC = gpt2_own_rows(m) * m->config.channels;
+    int64_t RC = model_own_rows(m) * m->config.channels;
     return l == 0 ? m->acts.embedded : m->acts.residual3 + (l - 1) * RC;
 }
 
-void gpt2_copy_residual(struct gpt2 *m, void *dst, const void *src)
+void model_copy_residual(struct model *m, void *dst, const void *src)
 {
-    copy(m, dst, src, gpt2_own_rows(m) * m->config.channels);
+    copy(m, dst, src, model_own_rows(m) * m->config.channels);
 }
 
-real *gpt2_last_residual(struct gpt2 *m)
+real *model_last_residual(struct model *m)
 {
     return residual_before(m, m->config.layers);
 }
 
-void gpt2_layer_forward(struct gpt2 *m, int64_t l)
+void gpt2_layer_forward(struct model *m, int64_t l)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
-    int64_t C = m->config.channels, BT = gpt2_own_tokens(m), R = gpt2_own_rows(m);
-    int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
+    int64_t C = m->config.channels, BT = model_own_tokens(m), R = model_own_rows(m);
+    int64_t A = model_part_channels(&m->config), F = model_part_hidden(&m->config);
     const struct params *p = &m->params;
     const struct activations *a = &m->acts;
     const struct statistics *s = &m->stats;
@@ -345,19 +346,19 @@ void gpt2_layer_forward(struct gpt2 *m, int64_t l)
     profile_enter(m->profile, before);
 }
 
-static struct gpt2_label label_of(const struct gpt2_config *c)
+static struct model_label label_of(const struct model_config *c)
 {
-    return (struct gpt2_label){.each = (float)(c->label_smoothing / (double)c->vocab),
-                               .target = (float)(1 - c->label_smoothing)};
+    return (struct model_label){.each = (float)(c->label_smoothing / (double)c->vocab),
+                                .target = (float)(1 - c->label_smoothing)};
 }
 
 /* The loss of one row of the batch if the logits are split over the ranks by token id. */
-static void loss_of_parts(struct gpt2 *m, int64_t b)
+static void loss_of_parts(struct model *m, int64_t b)
 {
-    int64_t T = gpt2_own_context(&m->config), U = gpt2_part_vocab(&m->config), ld = m->ld_logits;
+    int64_t T = model_own_context(&m->config), U = model_part_vocab(&m->config), ld = m->ld_logits;
     float *top = m->stats.rows, *total = top + T, *wanted = total + T;
     const int32_t *targets = m->batch.targets + b * T;
-    const struct gpt2_label label = label_of(&m->config);
+    const struct model_label label = label_of(&m->config);
     LAYER(m, vocab_top, top, m->stats.logits, T, n_ids(m), ld);
     RUN(m, m->reduce(m->sum_arg, top, T, true));
     LAYER(m, vocab_exponentials, m->stats.logits, total, wanted, top, targets, T, n_ids(m), ld, label);
@@ -366,18 +367,18 @@ static void loss_of_parts(struct gpt2 *m, int64_t b)
           targets, T, n_ids(m), U, ld, label, 1.0f / (float)(m->B * T));
 }
 
-void gpt2_head_forward(struct gpt2 *m)
+void gpt2_head_forward(struct model *m)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
-    int64_t C = m->config.channels, T = gpt2_own_context(&m->config), U = gpt2_part_vocab(&m->config),
+    int64_t C = m->config.channels, T = model_own_context(&m->config), U = model_part_vocab(&m->config),
             BT = m->B * T;
     LAYER(m, layernorm_forward, m->acts.lnf, m->stats.lnf_mean, m->stats.lnf_rstd,
           residual_before(m, m->config.layers), m->params.lnfw, m->params.lnfb, m->stats.scratch,
-          gpt2_own_rows(m), C);
+          model_own_rows(m), C);
     const real *lnf = all_rows(m, m->acts.lnf);
     for (int64_t b = 0; b < m->B; b++) { /* row by row, as logits are the largest array */
         /* logits (T, U) = lnf (T, C) * wte (U, C)^T */
-        struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, T, U, C, lnf + b * T * C, C, m->params.wte, C,
+        struct zr_gemm_args args = product_of(MODEL_DTYPE, T, U, C, lnf + b * T * C, C, m->params.wte, C,
                                               m->stats.logits, m->ld_logits);
         args.trans_b = true;
         args.c_dtype = ZERO_F32;
@@ -393,7 +394,7 @@ void gpt2_head_forward(struct gpt2 *m)
     profile_enter(m->profile, before);
 }
 
-int gpt2_send_loss(struct gpt2 *m)
+int model_send_loss(struct model *m)
 {
     const struct zr_device_ops *dev = m->compute->dev->ops;
     int err = dev->copy(m->compute->stream, m->loss_out, m->loss, sizeof *m->loss);
@@ -401,23 +402,23 @@ int gpt2_send_loss(struct gpt2 *m)
     return err ? err : dev->event_record(m->loss_sent, m->compute->stream);
 }
 
-int gpt2_take_loss(struct gpt2 *m, double *loss)
+int model_take_loss(struct model *m, double *loss)
 {
     int err = m->compute->dev->ops->event_sync(m->loss_sent);
     *loss = *m->loss_out;
     return err;
 }
 
-void gpt2_head_backward(struct gpt2 *m)
+void gpt2_head_backward(struct model *m)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
-    int64_t C = m->config.channels, U = gpt2_part_vocab(&m->config), R = gpt2_own_rows(m);
+    int64_t C = m->config.channels, U = model_part_vocab(&m->config), R = model_own_rows(m);
     const struct activations *a = &m->acts;
     linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, m->params.wte, NULL, C, U);
     linear_backward_weight(m, m->grads.wte, NULL, a->dlogits, m->ld_logits, all_rows_for_weights(m, a->lnf),
                            C, U);
     const real *dlnf = own_sum(m, 4 * m->config.layers, a->dbtc);
-    if (m->computes != GPT2_WEIGHTS)
+    if (m->computes != MODEL_WEIGHTS)
         RUN(m, m->compute->dev->ops->zero(m->compute->stream, a->dresidual, R * C * (int64_t)sizeof(real)));
     norm_backward(m, m->grads.lnfw, m->grads.lnfb, dlnf, residual_before(m, m->config.layers), m->params.lnfw,
                   m->stats.lnf_mean, m->stats.lnf_rstd);
@@ -426,11 +427,11 @@ void gpt2_head_backward(struct gpt2 *m)
 
 /* dresidual is the gradient of the layer's output on entry, and of its input on return. dbtc is summed over
  * the ranks before it passes a norm. */
-void gpt2_layer_backward(struct gpt2 *m, int64_t l)
+void gpt2_layer_backward(struct model *m, int64_t l)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
-    int64_t C = m->config.channels, BT = gpt2_own_tokens(m), R = gpt2_own_rows(m);
-    int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
+    int64_t C = m->config.channels, BT = model_own_tokens(m), R = model_own_rows(m);
+    int64_t A = model_part_channels(&m->config), F = model_part_hidden(&m->config);
     const struct params *p = &m->params, *g = &m->grads;
     const struct activations *a = &m->acts;
     const struct statistics *s = &m->stats;
@@ -439,7 +440,7 @@ void gpt2_layer_backward(struct gpt2 *m, int64_t l)
     const real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * R * C, *ln2 = a->ln2 + l * R * C;
     const real *fch = a->fch + l * BT * F, *fch_gelu = a->fch_gelu + l * BT * F;
     int64_t own = m->config.two_parts ? l : 0;
-    real *dfch = a->dfch + own * gpt2_apart(BT * F), *dqkv = a->dqkv + own * gpt2_apart(BT * 3 * A);
+    real *dfch = a->dfch + own * model_apart(BT * F), *dqkv = a->dqkv + own * model_apart(BT * 3 * A);
 
     const real *dout = all_rows(m, kept_gradient(m, 4 * l, a->dresidual));
     linear_backward_input(m, dfch, dout, C, of_layer(p->fcprojw, l, C * F), fch, F, C);
@@ -465,11 +466,11 @@ void gpt2_layer_backward(struct gpt2 *m, int64_t l)
     profile_enter(m->profile, before);
 }
 
-void gpt2_embed_backward(struct gpt2 *m)
+void gpt2_embed_backward(struct model *m)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     const real *dout = kept_gradient(m, 4 * m->config.layers + 1, m->acts.dresidual);
-    if (m->computes != GPT2_INPUTS) {
+    if (m->computes != MODEL_INPUTS) {
         dout = all_rows(m, dout);
         LAYER(m, tokens_backward, m->grads.wte, dout, &m->batch.by_token, m->stats.scratch,
               m->config.channels);

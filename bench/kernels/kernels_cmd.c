@@ -13,7 +13,7 @@
 #include "bench/report/report.h"
 #include "zero/zero.h"
 
-#define GPT2_BF16
+#define MODEL_BF16
 #include "bench/model/layers.h"
 #include "kernels/alloc.h"
 
@@ -114,7 +114,7 @@ struct bench {
     const struct kernels_options *o;
     struct compute compute;
     enum zero_dtype dtype;
-    const struct gpt2_attention *attention; /* fused attention; NULL: there is none here */
+    const struct model_attention *attention; /* fused attention; NULL: there is none here */
     struct buffer {
         void *p;
         int64_t bytes;
@@ -214,7 +214,7 @@ static int bench_open(struct bench *b)
     int err = compute_open(&b->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads);
     if (err)
         return err;
-    b->attention = b->dtype == ZERO_BF16 ? gpt2_layers_for(&b->compute)->attention : NULL;
+    b->attention = b->dtype == ZERO_BF16 ? model_layers_for(&b->compute)->attention : NULL;
     if (b->attention && !b->attention->fits(o->attention[3]))
         return zr_fail(ZERO_ERR_NOTSUP, "attention in one piece is not there for heads of %lld channels",
                        (long long)o->attention[3]);
@@ -273,24 +273,24 @@ static int run_adamw(struct bench *b)
 
 static int run_attention(struct bench *b)
 {
-    const struct gpt2_attention *att = b->attention;
+    const struct model_attention *att = b->attention;
     const int64_t *a = b->o->attention, row = a[2] * a[3];
     const struct buffer *buf = b->buffers;
     const real *qkv = buf[QKV].p;
     real *dqkv = buf[DQKV].p;
-    const struct gpt2_rows all = {.n = {a[1]}};
-    const struct gpt2_attention_args args = {.B = a[0],
-                                             .T = a[1],
-                                             .NH = a[2],
-                                             .HS = a[3],
-                                             .queries = all,
-                                             .keys = all,
-                                             .q = qkv,
-                                             .k = qkv + row,
-                                             .v = qkv + 2 * row,
-                                             .q_row = 3 * row,
-                                             .kv_row = 3 * row};
-    const struct gpt2_attention_grads grads = {
+    const struct model_rows all = {.n = {a[1]}};
+    const struct model_attention_args args = {.B = a[0],
+                                              .T = a[1],
+                                              .NH = a[2],
+                                              .HS = a[3],
+                                              .queries = all,
+                                              .keys = all,
+                                              .q = qkv,
+                                              .k = qkv + row,
+                                              .v = qkv + 2 * row,
+                                              .q_row = 3 * row,
+                                              .kv_row = 3 * row};
+    const struct model_attention_grads grads = {
         .dq = dqkv, .dk = dqkv + row, .dv = dqkv + 2 * row, .dq_row = 3 * row, .dkv_row = 3 * row};
     int err = att->forward(&b->compute, &args, buf[ATTY].p, NULL, buf[LOGSUM].p);
     return err ? err

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* limits.c: McCalpin's STREAM, with as many arrays as a kernel has. */
 #include "bench/kernels/limits.h"
-#define GPT2_BF16
+#define MODEL_BF16
 #include "bench/model/model_real.h"
 
 /* The number of sums that a pass keeps. Each addition goes to another sum than the one before, so that it
@@ -54,7 +54,7 @@ static inline __attribute__((always_inline)) void pass(const struct stream_array
 }
 
 #define PASS(NAME, r32, r16, updated, w32, w16)                                                              \
-    GPT2_CLONES static void pass_##NAME(const struct stream_arrays *a, int64_t n)                            \
+    MODEL_CLONES static void pass_##NAME(const struct stream_arrays *a, int64_t n)                           \
     {                                                                                                        \
         pass(a, n, r32, r16, updated, w32, w16);                                                             \
     }

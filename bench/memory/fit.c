@@ -12,7 +12,7 @@
 /* A rank's program, its libraries, and what they allocate. */
 #define PROCESS_BYTES (INT64_C(64) << 20)
 
-/* Bytes that gpt2_open() takes besides parameters (bench/model/model.h), rounded up. Per token and layer:
+/* Bytes that model_open() takes besides parameters (bench/model/model.h), rounded up. Per token and layer:
  *
  *   16 C    ln1, qkv, atty, residual2, ln2, fch, fch_gelu and residual3
  *
@@ -27,7 +27,7 @@
  *   T * V    logits of one row
  *   9 C      per token: rows of heads that attention copies (bench/model/attention.c), and four arrays of
  *            scores of at most 4 MiB */
-static int64_t activation_bytes(const struct memory_fit *f, const struct gpt2_config *c)
+static int64_t activation_bytes(const struct memory_fit *f, const struct model_config *c)
 {
     int64_t L = c->layers, C = c->channels, T = c->context, V = c->vocab, NH = c->heads, B = f->batch;
     int64_t element = f->dtype == ZERO_BF16 ? 2 : 4, scores = B * NH * T * T * 4, most = INT64_C(4) << 20;
@@ -36,7 +36,7 @@ static int64_t activation_bytes(const struct memory_fit *f, const struct gpt2_co
     return (of_layers + of_ends) * element + in_fp32 * 4 + 4 * (scores < most ? scores : most);
 }
 
-int memory_fit_needed(const struct memory_fit *f, const struct gpt2_config *config, int64_t *out_bytes)
+int memory_fit_needed(const struct memory_fit *f, const struct model_config *config, int64_t *out_bytes)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     struct zero_tensor tensors[TRAIN_N_TENSORS];
@@ -85,11 +85,11 @@ int memory_fit_choose(const struct memory_fit *f, struct model_options *model, c
     int64_t limit = limit_of(f), first = 0, needed = 0;
     const char *asked = model->name;
     struct model_options nano = *model;
-    gpt2_take_nano(&nano);
+    model_take_nano(&nano);
     int err = memory_fit_needed(f, &model->config, &needed);
     first = needed;
     err = err ? err : halve_layers(f, limit, model, &needed);
-    if (!err && needed > limit && gpt2_n_params(&nano.config) < gpt2_n_params(&model->config)) {
+    if (!err && needed > limit && model_n_params(&nano.config) < model_n_params(&model->config)) {
         *model = nano;
         err = memory_fit_needed(f, &model->config, &needed);
     }

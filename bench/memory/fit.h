@@ -20,7 +20,7 @@ struct memory_fit {
 
 /* Estimates the bytes that zero-bench train takes at stage 0, all ranks together. The estimate is rather too
  * high. Returns 0 or a zero_err with its text. */
-int memory_fit_needed(const struct memory_fit *f, const struct gpt2_config *config, int64_t *out_bytes);
+int memory_fit_needed(const struct memory_fit *f, const struct model_config *config, int64_t *out_bytes);
 /* Replaces *model by a smaller one if it needs too much: with fewer layers, or gpt2-nano if one layer needs
  * too much and gpt2-nano is smaller. The result may still need too much. A line on stderr says what was
  * chosen. It begins with prefix ("zero-bench memory"). Returns 0, or an exit code after one line on stderr,

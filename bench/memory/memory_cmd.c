@@ -38,7 +38,7 @@ static const struct option_row rows[] = {
      OPTION_INT(model.own.tp, 1, 1024)},
     {"sequence-parallel", NULL, "With --tp: activations between matrix products are cut by tokens, too",
      OPTION_FLAG(model.own.sequence)},
-    GPT2_CP_ROWS(model.),
+    MODEL_CP_ROWS(model.),
     {"pp", "N",
      "Pipeline of N ranks, with one stage each or --stages-per-rank; the table shows the fullest rank, "
      "--json "
@@ -95,13 +95,13 @@ static const char *what_is_wrong(const struct memory_options *o)
 
 static error_t check_numbers(struct argp_state *state, const struct memory_options *o)
 {
-    const struct gpt2_config *c = &o->model.config;
+    const struct model_config *c = &o->model.config;
     long long tp = (long long)tp_of(o), pp = (long long)o->pp, stages = pp * (long long)o->stages_per_rank;
-    long long cp = (long long)cp_of(o), tokens = (long long)(o->batch * gpt2_own_context(c));
+    long long cp = (long long)cp_of(o), tokens = (long long)(o->batch * model_own_context(c));
     char fault[128];
     if (c->heads % tp)
         return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, (long long)c->heads);
-    if (gpt2_cp_fault(c, fault, sizeof fault))
+    if (model_cp_fault(c, fault, sizeof fault))
         return option_fault(state, "%s", fault);
     if (c->sequence && tokens % tp)
         return option_fault(state,
@@ -181,7 +181,7 @@ static void print_json(const struct memory_options *o, const struct memory_colum
     json_t *line = json_pack(
         "{s:o, s:s, s:I, s:I, s:o, s:o, s:I, s:s, s:o}", "stage",
         plain ? json_null() : json_integer(stage_of_column(column)), "model", o->model.name, "n_params",
-        (json_int_t)gpt2_n_params(&o->model.config), "ranks", plain ? (json_int_t)1 : (json_int_t)o->ranks,
+        (json_int_t)model_n_params(&o->model.config), "ranks", plain ? (json_int_t)1 : (json_int_t)o->ranks,
         "planned_bytes", report_bytes_json(&m->fullest.planned), "bytes",
         report_bytes_json(&m->fullest.allocated), "peak_rss_bytes", (json_int_t)m->fullest.peak_rss_bytes,
         "state_sha256", m->state_sha256, "losses", losses_json(m, o->steps));
@@ -216,7 +216,7 @@ static void print_saved(const struct memory_options *o, const struct measured *m
 static void print_head(const struct memory_options *o)
 {
     printf("%s: %.2f million parameters, %s, %lld rank%s, %lld row%s of %lld tokens each\n", o->model.name,
-           (double)gpt2_n_params(&o->model.config) * 1e-6, option_word_of(option_dtypes, o->dtype),
+           (double)model_n_params(&o->model.config) * 1e-6, option_word_of(option_dtypes, o->dtype),
            (long long)o->ranks, o->ranks == 1 ? "" : "s", (long long)o->batch, o->batch == 1 ? "" : "s",
            (long long)o->model.config.context);
     if (has_axes(o))

@@ -154,7 +154,7 @@ static int64_t ranks_of(const struct memory_runs *runs, int column)
 
 static void add_sizes(struct command *a, const struct memory_runs *runs)
 {
-    const struct gpt2_config *c = &runs->o->model.config;
+    const struct model_config *c = &runs->o->model.config;
     add_number(a, "steps", runs->o->steps);
     add_number(a, "batch", runs->o->batch);
     add_number(a, "accum", runs->o->accum);
@@ -172,13 +172,13 @@ static void add_parallelism(struct command *a, const struct memory_runs *runs)
         add_number(a, "tp", runs->o->model.config.tp);
     if (runs->o->model.config.sequence)
         add(a, "--sequence-parallel");
-    const struct gpt2_config *c = &runs->o->model.config;
+    const struct model_config *c = &runs->o->model.config;
     if (c->cp > 1)
         add_number(a, "cp", c->cp);
     if (c->cp_form)
-        add(a, "--cp-form=%s", option_word_of(gpt2_cp_forms, c->cp_form));
+        add(a, "--cp-form=%s", option_word_of(model_cp_forms, c->cp_form));
     if (c->cp_order)
-        add(a, "--cp-order=%s", option_word_of(gpt2_cp_orders, c->cp_order));
+        add(a, "--cp-order=%s", option_word_of(model_cp_orders, c->cp_order));
     if (c->cp_heads)
         add_number(a, "cp-heads", c->cp_heads);
     if (runs->o->pp == 1)
@@ -218,7 +218,7 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
         add_parallelism(&a, runs);
     }
     if (hybrid) {
-        const struct gpt2_config *c = &runs->o->model.config;
+        const struct model_config *c = &runs->o->model.config;
         int64_t tp = c->tp > 1 ? c->tp : 1, cp = c->cp > 1 ? c->cp : 1,
                 n_dp = runs->o->ranks / (runs->o->pp * cp * tp);
         /* one copy of the model if dp_shard is n_dp; libzero refuses a dp_shard above n_dp */

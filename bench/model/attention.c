@@ -29,11 +29,11 @@ static int64_t larger(int64_t a, int64_t b)
  * of a tile, keys), and logsum and logsum_part (heads, queries of a tile). */
 struct work {
     const struct compute *on;
-    const struct gpt2_layers *layers;
-    const struct gpt2_attention_args *args;
+    const struct model_layers *layers;
+    const struct model_attention_args *args;
     int64_t group, first, n_heads; /* heads: of a group, the first, and how many */
     int64_t tile_rows, n_keys;     /* positions in a tile; rows of keys */
-    struct gpt2_tile tile;
+    struct model_tile tile;
     int64_t n_blocks; /* of keys that this tile has multiplied */
     /* (B, NH, all queries) The arrays that backward's caller gives. */
     const float *given_logsum, *given_dots;
@@ -70,31 +70,31 @@ static int64_t lay_out(struct work *w, float *at)
     return used;
 }
 
-static struct work describe(const struct compute *on, const struct gpt2_attention_args *a)
+static struct work describe(const struct compute *on, const struct model_attention_args *a)
 {
-    struct work w = {.on = on, .layers = gpt2_layers_for(on), .args = a, .n_keys = gpt2_n_rows(&a->keys)};
+    struct work w = {.on = on, .layers = model_layers_for(on), .args = a, .n_keys = model_n_rows(&a->keys)};
     w.tile_rows = on->cuda ? GPU_TILE : HOST_TILE;
     int64_t bytes = smaller(w.tile_rows, a->T) * smaller(KEYS, a->T) * (int64_t)sizeof(float);
     int64_t heads = a->B * a->NH;
     int64_t most = larger(1, (on->cuda ? GPU_BYTES : HOST_BYTES) / bytes),
             n_groups = (heads + most - 1) / most;
     w.group = (heads + n_groups - 1) / n_groups;
-    w.tile = (struct gpt2_tile){.NH = a->NH,
-                                .T = a->T,
-                                .queries = a->queries,
-                                .document_start = a->document_start,
-                                .scale = 1.0f / sqrtf((float)a->HS)};
+    w.tile = (struct model_tile){.NH = a->NH,
+                                 .T = a->T,
+                                 .queries = a->queries,
+                                 .document_start = a->document_start,
+                                 .scale = 1.0f / sqrtf((float)a->HS)};
     lay_out(&w, a->scratch);
     return w;
 }
 
 static bool is_fused(const struct compute *on, int64_t HS)
 {
-    const struct gpt2_attention *fused = gpt2_layers_for(on)->attention;
+    const struct model_attention *fused = model_layers_for(on)->attention;
     return fused && fused->fits(HS);
 }
 
-int64_t gpt2_attention_scratch(const struct compute *on, const struct gpt2_attention_args *args)
+int64_t model_attention_scratch(const struct compute *on, const struct model_attention_args *args)
 {
     if (is_fused(on, args->HS))
         return 0;
@@ -112,7 +112,7 @@ struct matrices {
 static int multiply(struct work *w, struct matrices c, bool adds, struct matrices a, bool trans_a,
                     struct matrices b, bool trans_b, int64_t M, int64_t N, int64_t K)
 {
-    struct zr_gemm_args args = product_of(GPT2_GEMM_DTYPE, M, N, K, a.at, a.row, b.at, b.row, c.at, c.row);
+    struct zr_gemm_args args = product_of(MODEL_DTYPE, M, N, K, a.at, a.row, b.at, b.row, c.at, c.row);
     args.c_dtype = ZERO_F32;
     args.beta = adds ? 1.0f : 0.0f;
     args.trans_a = trans_a;
@@ -143,16 +143,16 @@ static struct matrices of_scores(const struct work *w, void *at)
 }
 
 /* The group's heads in an array of the caller with `row` elements between n rows. */
-static struct gpt2_heads heads_of(const struct work *w, int64_t row, int64_t n)
+static struct model_heads heads_of(const struct work *w, int64_t row, int64_t n)
 {
     int64_t HS = w->args->HS;
-    return (struct gpt2_heads){w->first, w->n_heads, w->args->NH, HS, n * row, HS, row};
+    return (struct model_heads){w->first, w->n_heads, w->args->NH, HS, n * row, HS, row};
 }
 
 /* All keys in the order in which they are stored. */
-static struct gpt2_rows stored_keys(const struct work *w)
+static struct model_rows stored_keys(const struct work *w)
 {
-    return (struct gpt2_rows){.n = {w->n_keys}};
+    return (struct model_rows){.n = {w->n_keys}};
 }
 
 static int load_keys(struct work *w, real *to, const real *from)
@@ -163,15 +163,15 @@ static int load_keys(struct work *w, real *to, const real *from)
 
 static int load_queries(struct work *w, real *to, const real *from, int64_t row)
 {
-    const struct gpt2_rows *rows = &w->args->queries;
-    return w->layers->attention_load(w->on, to, from, heads_of(w, row, gpt2_n_rows(rows)), *rows,
+    const struct model_rows *rows = &w->args->queries;
+    return w->layers->attention_load(w->on, to, from, heads_of(w, row, model_n_rows(rows)), *rows,
                                      w->tile.query, w->tile.n_queries);
 }
 
 /* Selects the next tile from position `at` on that has one of the queries. Returns false if there is none. */
 static bool next_tile(struct work *w, int64_t at)
 {
-    const struct gpt2_rows *rows = &w->args->queries;
+    const struct model_rows *rows = &w->args->queries;
     int64_t first = INT64_MAX;
     for (int i = 0; i < 2; i++)
         if (rows->n[i] && rows->first[i] + rows->n[i] > at)
@@ -200,7 +200,7 @@ static int64_t first_seen(const struct work *w)
 /* Calls run for each block of the keys that the tile may see, with the block's first row. */
 static int each_block(struct work *w, int (*run)(struct work *w, int64_t first))
 {
-    const struct gpt2_rows *rows = &w->args->keys;
+    const struct model_rows *rows = &w->args->keys;
     int64_t least = first_seen(w), end = w->tile.query + w->tile.n_queries, before = 0;
     for (int i = 0; i < 2; before += rows->n[i++]) {
         int64_t to = smaller(rows->first[i] + rows->n[i], end);
@@ -227,7 +227,7 @@ static int forward_block(struct work *w, int64_t first)
 {
     int64_t HS = w->args->HS, M = w->tile.n_queries, N = w->tile.n_keys;
     float *y = w->n_blocks ? w->y_part : w->y, *logsum = w->n_blocks ? w->logsum_part : w->logsum;
-    const struct gpt2_heads dense = {0, w->n_heads, w->n_heads, HS, 0, M * HS, HS};
+    const struct model_heads dense = {0, w->n_heads, w->n_heads, HS, 0, M * HS, HS};
     struct matrices q = of_queries(w, w->q), k = of_keys(w, w->k + first * HS),
                     v = of_keys(w, w->v + first * HS);
     struct matrices s = of_scores(w, w->scores), p = of_scores(w, w->att);
@@ -246,10 +246,10 @@ static int set_zero(struct work *w, float *x, int64_t rows)
 
 static int forward_tile(struct work *w, real *y, float *y32, float *logsum)
 {
-    const struct gpt2_attention_args *a = w->args;
-    int64_t n = gpt2_n_rows(&a->queries), query = w->tile.query, n_queries = w->tile.n_queries;
-    const struct gpt2_heads of_y = heads_of(w, a->NH * a->HS, n);
-    const struct gpt2_heads of_logsum = {w->first, w->n_heads, a->NH, 1, a->NH * n, n, 1};
+    const struct model_attention_args *a = w->args;
+    int64_t n = model_n_rows(&a->queries), query = w->tile.query, n_queries = w->tile.n_queries;
+    const struct model_heads of_y = heads_of(w, a->NH * a->HS, n);
+    const struct model_heads of_logsum = {w->first, w->n_heads, a->NH, 1, a->NH * n, n, 1};
     ZR_TRY(load_queries(w, w->q, a->q, a->q_row));
     ZR_TRY(each_block(w, forward_block));
     if (!w->n_blocks) { /* no query of the tile sees a key */
@@ -271,11 +271,11 @@ static int forward_group(struct work *w, real *y, float *y32, float *logsum)
     return 0;
 }
 
-int gpt2_attention_forward(const struct compute *on, const struct gpt2_attention_args *args, real *y,
-                           float *y32, float *logsum)
+int model_attention_forward(const struct compute *on, const struct model_attention_args *args, real *y,
+                            float *y32, float *logsum)
 {
     if (is_fused(on, args->HS))
-        return gpt2_layers_for(on)->attention->forward(on, args, y, y32, logsum);
+        return model_layers_for(on)->attention->forward(on, args, y, y32, logsum);
     struct work w = describe(on, args);
     for (int64_t head = 0; head < args->B * args->NH; head += w.group) {
         turn_to_group(&w, head);
@@ -284,11 +284,11 @@ int gpt2_attention_forward(const struct compute *on, const struct gpt2_attention
     return 0;
 }
 
-int gpt2_attention_merge(const struct compute *on, float *y, float *logsum, const float *y_part,
-                         const float *logsum_part, int64_t B, int64_t n, int64_t NH, int64_t HS)
+int model_attention_merge(const struct compute *on, float *y, float *logsum, const float *y_part,
+                          const float *logsum_part, int64_t B, int64_t n, int64_t NH, int64_t HS)
 {
-    const struct gpt2_heads heads = {0, B * NH, NH, HS, n * NH * HS, HS, NH * HS};
-    return gpt2_layers_for(on)->attention_merge(on, y, logsum, y_part, logsum_part, heads, n);
+    const struct model_heads heads = {0, B * NH, NH, HS, n * NH * HS, HS, NH * HS};
+    return model_layers_for(on)->attention_merge(on, y, logsum, y_part, logsum_part, heads, n);
 }
 
 /* ---- backward ---- */
@@ -310,10 +310,10 @@ static int backward_block(struct work *w, int64_t first)
     return multiply(w, dq, w->n_blocks > 0, ds, false, k, false, M, HS, N); /* dq += dscores k */
 }
 
-static int backward_tile(struct work *w, const real *dy, const struct gpt2_attention_grads *g)
+static int backward_tile(struct work *w, const real *dy, const struct model_attention_grads *g)
 {
-    const struct gpt2_attention_args *a = w->args;
-    int64_t n = gpt2_n_rows(&a->queries), row = g->dq32 ? a->NH * a->HS : g->dq_row;
+    const struct model_attention_args *a = w->args;
+    int64_t n = model_n_rows(&a->queries), row = g->dq32 ? a->NH * a->HS : g->dq_row;
     ZR_TRY(load_queries(w, w->q, a->q, a->q_row));
     ZR_TRY(load_queries(w, w->dy, dy, a->NH * a->HS));
     ZR_TRY(each_block(w, backward_block));
@@ -330,7 +330,7 @@ static int store_grads_of_keys(struct work *w, real *to, float *to32, int64_t dk
                                       stored_keys(w), 0, w->n_keys);
 }
 
-static int backward_group(struct work *w, const real *dy, const struct gpt2_attention_grads *g)
+static int backward_group(struct work *w, const real *dy, const struct model_attention_grads *g)
 {
     ZR_TRY(load_keys(w, w->k, w->args->k));
     ZR_TRY(load_keys(w, w->v, w->args->v));
@@ -342,17 +342,17 @@ static int backward_group(struct work *w, const real *dy, const struct gpt2_atte
     return store_grads_of_keys(w, g->dv, g->dv32, g->dkv_row, w->dv);
 }
 
-int gpt2_attention_backward(const struct compute *on, const struct gpt2_attention_args *args, const real *dy,
-                            const real *y, const float *logsum, float *dots,
-                            const struct gpt2_attention_grads *grads)
+int model_attention_backward(const struct compute *on, const struct model_attention_args *args,
+                             const real *dy, const real *y, const float *logsum, float *dots,
+                             const struct model_attention_grads *grads)
 {
     if (is_fused(on, args->HS))
-        return gpt2_layers_for(on)->attention->backward(on, args, dy, y, logsum, dots, grads);
+        return model_layers_for(on)->attention->backward(on, args, dy, y, logsum, dots, grads);
     struct work w = describe(on, args);
     w.given_logsum = logsum;
     w.given_dots = dots;
     ZR_TRY(
-        w.layers->attention_dots(on, dots, dy, y, args->B, gpt2_n_rows(&args->queries), args->NH, args->HS));
+        w.layers->attention_dots(on, dots, dy, y, args->B, model_n_rows(&args->queries), args->NH, args->HS));
     for (int64_t head = 0; head < args->B * args->NH; head += w.group) {
         turn_to_group(&w, head);
         ZR_TRY(backward_group(&w, dy, grads));

@@ -175,7 +175,7 @@ struct attention {
     output out, dq, dk, dv; /* out: y of forward */
     float *logsum, *dots;   /* (B, NH, queries) each */
     const int32_t *document_start;
-    gpt2_rows queries, keys;
+    model_rows queries, keys;
     int64_t q_row, kv_row;
     int T, C, NH, n_queries, n_keys; /* of one batch row */
     int n_heads, n_tiles;            /* heads of the whole batch; tiles per head */
@@ -210,9 +210,9 @@ struct block_work {
  * N-th position after it, as far as to[i]. */
 template <int N> struct blocks {
     int from[2], to[2], count[2];
-    gpt2_rows rows;
+    model_rows rows;
     /* Those that have positions least .. end - 1. A block begins a multiple of N behind its range's first. */
-    __device__ __forceinline__ blocks(const gpt2_rows &r, int least, int end) : rows(r)
+    __device__ __forceinline__ blocks(const model_rows &r, int least, int end) : rows(r)
     {
         for (int i = 0; i < 2; i++) {
             int first = (int)r.first[i], last = first + (int)r.n[i];
@@ -250,7 +250,7 @@ template <int N> struct blocks {
  * lacks. */
 struct query_tiles {
     int first, n, first_of_second, n_of_second;
-    __host__ __device__ __forceinline__ explicit query_tiles(const gpt2_rows &r)
+    __host__ __device__ __forceinline__ explicit query_tiles(const model_rows &r)
     {
         int end[2], begin[2];
         for (int i = 0; i < 2; i++) {
@@ -280,7 +280,7 @@ __device__ __forceinline__ void find_queries(int (&row)[M][2], int (&start)[M][2
     for (int m = 0; m < M; m++)
         for (int half = 0; half < 2; half++) {
             int p = mine + at.row(m, 2 * half);
-            row[m][half] = (int)gpt2_row_at(&a.queries, p);
+            row[m][half] = (int)model_row_at(&a.queries, p);
             start[m][half] =
                 a.document_start && p < a.T ? a.document_start[work.of_documents + p] - mine : -mine;
         }
@@ -611,7 +611,7 @@ template <int HS> int backward(const struct compute *on, attention a)
                               place_in_tile<DKV_M>::N_THREADS, a);
 }
 
-attention describe(const gpt2_attention_args *args)
+attention describe(const model_attention_args *args)
 {
     attention a = {};
     a.q = args->q;
@@ -625,8 +625,8 @@ attention describe(const gpt2_attention_args *args)
     a.T = (int)args->T;
     a.C = (int)(args->NH * args->HS);
     a.NH = (int)args->NH;
-    a.n_queries = (int)gpt2_n_rows(&args->queries);
-    a.n_keys = (int)gpt2_n_rows(&args->keys);
+    a.n_queries = (int)model_n_rows(&args->queries);
+    a.n_keys = (int)model_n_rows(&args->keys);
     a.n_heads = (int)(args->B * args->NH);
     a.grad_scale = 1.0f / sqrtf((float)args->HS);
     a.scale = a.grad_scale * LOG2_E;
@@ -638,7 +638,7 @@ bool fits(int64_t HS)
     return HS == 16 || HS == 32 || HS == 64;
 }
 
-int attention_forward(const struct compute *on, const gpt2_attention_args *args, real *y, float *y32,
+int attention_forward(const struct compute *on, const model_attention_args *args, real *y, float *y32,
                       float *logsum)
 {
     attention a = describe(args);
@@ -648,8 +648,8 @@ int attention_forward(const struct compute *on, const gpt2_attention_args *args,
     return HS == 64 ? forward<64>(on, a) : HS == 32 ? forward<32>(on, a) : forward<16>(on, a);
 }
 
-int attention_backward(const struct compute *on, const gpt2_attention_args *args, const real *dy,
-                       const real *y, const float *logsum, float *dots, const gpt2_attention_grads *grads)
+int attention_backward(const struct compute *on, const model_attention_args *args, const real *dy,
+                       const real *y, const float *logsum, float *dots, const model_attention_grads *grads)
 {
     attention a = describe(args);
     a.dq = {grads->dq, grads->dq32, true, grads->dq32 ? a.C : grads->dq_row};
@@ -665,4 +665,4 @@ int attention_backward(const struct compute *on, const gpt2_attention_args *args
 
 } // namespace
 
-const struct gpt2_attention gpt2_attention_cuda = {fits, attention_forward, attention_backward};
+const struct model_attention model_attention_cuda = {fits, attention_forward, attention_backward};

@@ -19,9 +19,9 @@
 
 #define REAL ((int64_t)sizeof(real))
 
-struct gpt2_rows gpt2_rows_of(const struct gpt2 *m, int32_t c)
+struct model_rows model_rows_of(const struct model *m, int32_t c)
 {
-    return m->cp.rows ? m->cp.rows[c] : (struct gpt2_rows){.n = {m->config.context, 0}};
+    return m->cp.rows ? m->cp.rows[c] : (struct model_rows){.n = {m->config.context, 0}};
 }
 
 /* ---- sizes ---- */
@@ -33,19 +33,19 @@ static int64_t floats_of(int64_t n)
 }
 
 /* Elements of a plane with n heads. */
-static int64_t own_plane(const struct gpt2 *m, int64_t n)
+static int64_t own_plane(const struct model *m, int64_t n)
 {
-    return gpt2_own_tokens(m) * n * (m->config.channels / m->config.heads);
+    return model_own_tokens(m) * n * (m->config.channels / m->config.heads);
 }
 
-static int64_t whole_plane(const struct gpt2 *m, int64_t n)
+static int64_t whole_plane(const struct model *m, int64_t n)
 {
     return m->config.cp * own_plane(m, n);
 }
 
 /* ---- moving rows ---- */
 
-static int copy_rows(struct gpt2 *m, void *dst, int64_t dst_stride, const void *src, int64_t src_stride,
+static int copy_rows(struct model *m, void *dst, int64_t dst_stride, const void *src, int64_t src_stride,
                      int64_t n_rows, int64_t row_bytes)
 {
     const struct zr_copy_rows copy = {dst, src, row_bytes, n_rows * row_bytes, dst_stride, src_stride};
@@ -53,23 +53,23 @@ static int copy_rows(struct gpt2 *m, void *dst, int64_t dst_stride, const void *
 }
 
 /* Copies a plane of n heads from columns of a matrix with `width` elements in a row, or back. */
-static int take_columns(struct gpt2 *m, real *plane, const real *matrix, int64_t width, int64_t n)
+static int take_columns(struct model *m, real *plane, const real *matrix, int64_t width, int64_t n)
 {
-    int64_t row = own_plane(m, n) / gpt2_own_tokens(m) * REAL;
-    return copy_rows(m, plane, row, matrix, width * REAL, gpt2_own_tokens(m), row);
+    int64_t row = own_plane(m, n) / model_own_tokens(m) * REAL;
+    return copy_rows(m, plane, row, matrix, width * REAL, model_own_tokens(m), row);
 }
 
-static int put_columns(struct gpt2 *m, real *matrix, int64_t width, const real *plane, int64_t n)
+static int put_columns(struct model *m, real *matrix, int64_t width, const real *plane, int64_t n)
 {
-    int64_t row = own_plane(m, n) / gpt2_own_tokens(m) * REAL;
-    return copy_rows(m, matrix, width * REAL, plane, row, gpt2_own_tokens(m), row);
+    int64_t row = own_plane(m, n) / model_own_tokens(m) * REAL;
+    return copy_rows(m, matrix, width * REAL, plane, row, model_own_tokens(m), row);
 }
 
 /* Copies rank c's plane to its places in the plane of whole rows, or back from there. */
-static int move_rows(struct gpt2 *m, int32_t c, void *whole, void *plane, int64_t row_bytes, bool back)
+static int move_rows(struct model *m, int32_t c, void *whole, void *plane, int64_t row_bytes, bool back)
 {
-    const struct gpt2_rows r = gpt2_rows_of(m, c);
-    int64_t whole_row = m->config.context * row_bytes, own_row = gpt2_own_context(&m->config) * row_bytes;
+    const struct model_rows r = model_rows_of(m, c);
+    int64_t whole_row = m->config.context * row_bytes, own_row = model_own_context(&m->config) * row_bytes;
     for (int i = 0; i < 2; i++) {
         char *in_whole = (char *)whole + r.first[i] * row_bytes;
         char *in_plane = (char *)plane + i * r.n[0] * row_bytes;
@@ -81,10 +81,10 @@ static int move_rows(struct gpt2 *m, int32_t c, void *whole, void *plane, int64_
 }
 
 /* The same for n_planes planes of n heads of every rank: ranks has them in the order (cp, n_planes). */
-static int move_planes(struct gpt2 *m, void *whole, void *ranks, int64_t n, int n_planes,
+static int move_planes(struct model *m, void *whole, void *ranks, int64_t n, int n_planes,
                        int64_t element_bytes, bool back)
 {
-    int64_t own = own_plane(m, n) * element_bytes, row = own / gpt2_own_tokens(m);
+    int64_t own = own_plane(m, n) * element_bytes, row = own / model_own_tokens(m);
     for (int32_t c = 0; c < m->config.cp; c++)
         for (int p = 0; p < n_planes; p++)
             ZR_TRY(move_rows(m, c, (char *)whole + p * whole_plane(m, n) * element_bytes,
@@ -93,47 +93,47 @@ static int move_planes(struct gpt2 *m, void *whole, void *ranks, int64_t n, int 
 }
 
 /* Rounds a plane of fp32 gradients into columns of a matrix. rounded is a buffer of a plane. */
-static int round_columns(struct gpt2 *m, real *matrix, int64_t width, const float *plane, real *rounded,
+static int round_columns(struct model *m, real *matrix, int64_t width, const float *plane, real *rounded,
                          int64_t n)
 {
-    ZR_TRY(m->compute->dev->ops->cast(m->compute->stream, rounded, GPT2_ZERO_DTYPE, plane, ZERO_F32,
+    ZR_TRY(m->compute->dev->ops->cast(m->compute->stream, rounded, MODEL_DTYPE, plane, ZERO_F32,
                                       own_plane(m, n)));
     return put_columns(m, matrix, width, rounded, n);
 }
 
-static int zero_floats(struct gpt2 *m, float *x, int64_t n)
+static int zero_floats(struct model *m, float *x, int64_t n)
 {
     return m->compute->dev->ops->zero(m->compute->stream, x, n * (int64_t)sizeof *x);
 }
 
 /* ---- attention ---- */
 
-static struct gpt2_attention_args attention_of(const struct gpt2 *m, int64_t n_heads,
-                                               struct gpt2_rows queries, struct gpt2_rows keys)
+static struct model_attention_args attention_of(const struct model *m, int64_t n_heads,
+                                                struct model_rows queries, struct model_rows keys)
 {
-    return (struct gpt2_attention_args){.B = m->B,
-                                        .T = m->config.context,
-                                        .NH = n_heads,
-                                        .HS = m->config.channels / m->config.heads,
-                                        .queries = queries,
-                                        .keys = keys,
-                                        .document_start = m->batch.document_start,
-                                        .scratch = m->stats.attention,
-                                        .profile = m->profile};
+    return (struct model_attention_args){.B = m->B,
+                                         .T = m->config.context,
+                                         .NH = n_heads,
+                                         .HS = m->config.channels / m->config.heads,
+                                         .queries = queries,
+                                         .keys = keys,
+                                         .document_start = m->batch.document_start,
+                                         .scratch = m->stats.attention,
+                                         .profile = m->profile};
 }
 
-static struct gpt2_rows whole_rows(const struct gpt2 *m)
+static struct model_rows whole_rows(const struct model *m)
 {
-    return (struct gpt2_rows){.n = {m->config.context, 0}};
+    return (struct model_rows){.n = {m->config.context, 0}};
 }
 
 /* ---- one rank ---- */
 
-static struct gpt2_attention_args own_attention(const struct gpt2 *m, const real *qkv)
+static struct model_attention_args own_attention(const struct model *m, const real *qkv)
 {
-    int64_t A = gpt2_part_channels(&m->config);
-    struct gpt2_attention_args args =
-        attention_of(m, gpt2_part_heads(&m->config), whole_rows(m), whole_rows(m));
+    int64_t A = model_part_channels(&m->config);
+    struct model_attention_args args =
+        attention_of(m, model_part_heads(&m->config), whole_rows(m), whole_rows(m));
     args.q = qkv;
     args.k = qkv + A;
     args.v = qkv + 2 * A;
@@ -141,20 +141,20 @@ static struct gpt2_attention_args own_attention(const struct gpt2 *m, const real
     return args;
 }
 
-static int own_forward(struct gpt2 *m, real *atty, float *logsum, real *qkv)
+static int own_forward(struct model *m, real *atty, float *logsum, real *qkv)
 {
-    const struct gpt2_attention_args args = own_attention(m, qkv);
-    return gpt2_attention_forward(m->compute, &args, atty, NULL, logsum);
+    const struct model_attention_args args = own_attention(m, qkv);
+    return model_attention_forward(m->compute, &args, atty, NULL, logsum);
 }
 
-static int own_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *atty, const float *logsum,
+static int own_backward(struct model *m, real *dqkv, const real *datty, const real *atty, const float *logsum,
                         const real *qkv)
 {
-    int64_t A = gpt2_part_channels(&m->config);
-    const struct gpt2_attention_args args = own_attention(m, qkv);
-    const struct gpt2_attention_grads grads = {
+    int64_t A = model_part_channels(&m->config);
+    const struct model_attention_args args = own_attention(m, qkv);
+    const struct model_attention_grads grads = {
         .dq = dqkv, .dk = dqkv + A, .dv = dqkv + 2 * A, .dq_row = 3 * A, .dkv_row = 3 * A};
-    return gpt2_attention_backward(m->compute, &args, datty, atty, logsum, m->stats.dots, &grads);
+    return model_attention_backward(m->compute, &args, datty, atty, logsum, m->stats.dots, &grads);
 }
 
 /* ---- the gather form ---- */
@@ -170,10 +170,10 @@ struct gathered {
     float *dwhole, *dranks, *dq;
 };
 
-static struct gathered open_gathered(const struct gpt2 *m)
+static struct gathered open_gathered(const struct model *m)
 {
-    int64_t heads = gpt2_part_heads(&m->config), n = m->config.cp_heads ? m->config.cp_heads : heads;
-    int64_t planes = gpt2_apart(2 * whole_plane(m, n)), own = gpt2_apart(own_plane(m, n));
+    int64_t heads = model_part_heads(&m->config), n = m->config.cp_heads ? m->config.cp_heads : heads;
+    int64_t planes = model_apart(2 * whole_plane(m, n)), own = model_apart(own_plane(m, n));
     struct gathered g = {.n = n, .ranks = m->acts.shared, .dwhole = m->stats.shared};
     g.whole = g.ranks + planes;
     g.y = n < heads ? g.whole + planes : NULL;
@@ -184,10 +184,10 @@ static struct gathered open_gathered(const struct gpt2 *m)
 }
 
 /* Gathers keys and values of g->n heads from head `first` on, and returns attention to them. */
-static int gather_heads(struct gpt2 *m, const struct gathered *g, int64_t first, const real *qkv,
-                        struct gpt2_attention_args *out)
+static int gather_heads(struct model *m, const struct gathered *g, int64_t first, const real *qkv,
+                        struct model_attention_args *out)
 {
-    int64_t A = gpt2_part_channels(&m->config), HS = m->config.channels / m->config.heads;
+    int64_t A = model_part_channels(&m->config), HS = m->config.channels / m->config.heads;
     int64_t plane = own_plane(m, g->n);
     real *own = g->ranks + m->cp.part * 2 * plane;
     qkv += first * HS;
@@ -195,7 +195,7 @@ static int gather_heads(struct gpt2 *m, const struct gathered *g, int64_t first,
     ZR_TRY(take_columns(m, own + plane, qkv + 2 * A, 3 * A, g->n));
     TRY_SHARED(m, m->cp.gather(m->cp.arg, g->ranks, own, 2 * plane));
     ZR_TRY(move_planes(m, g->whole, g->ranks, g->n, 2, REAL, false));
-    *out = attention_of(m, g->n, gpt2_rows_of(m, m->cp.part), whole_rows(m));
+    *out = attention_of(m, g->n, model_rows_of(m, m->cp.part), whole_rows(m));
     out->q = qkv;
     out->q_row = 3 * A;
     out->k = g->whole;
@@ -204,15 +204,15 @@ static int gather_heads(struct gpt2 *m, const struct gathered *g, int64_t first,
     return 0;
 }
 
-static int gather_forward(struct gpt2 *m, real *atty, float *logsum, real *qkv)
+static int gather_forward(struct model *m, real *atty, float *logsum, real *qkv)
 {
     const struct gathered g = open_gathered(m);
-    int64_t A = gpt2_part_channels(&m->config), HS = m->config.channels / m->config.heads;
-    struct gpt2_attention_args args;
-    for (int64_t first = 0; first < gpt2_part_heads(&m->config); first += g.n) {
+    int64_t A = model_part_channels(&m->config), HS = m->config.channels / m->config.heads;
+    struct model_attention_args args;
+    for (int64_t first = 0; first < model_part_heads(&m->config); first += g.n) {
         ZR_TRY(gather_heads(m, &g, first, qkv, &args));
-        ZR_TRY(gpt2_attention_forward(m->compute, &args, g.y ? g.y : atty, NULL,
-                                      logsum + first * gpt2_own_tokens(m)));
+        ZR_TRY(model_attention_forward(m->compute, &args, g.y ? g.y : atty, NULL,
+                                       logsum + first * model_own_tokens(m)));
         if (g.y)
             ZR_TRY(put_columns(m, atty + first * HS, A, g.y, g.n));
     }
@@ -220,9 +220,9 @@ static int gather_forward(struct gpt2 *m, real *atty, float *logsum, real *qkv)
 }
 
 /* Gradients of keys and values go back to the ranks that have the tokens. Each receives their sum. */
-static int scatter_heads(struct gpt2 *m, const struct gathered *g, real *dqkv)
+static int scatter_heads(struct model *m, const struct gathered *g, real *dqkv)
 {
-    int64_t A = gpt2_part_channels(&m->config), plane = own_plane(m, g->n);
+    int64_t A = model_part_channels(&m->config), plane = own_plane(m, g->n);
     float *own = g->dranks + m->cp.part * 2 * plane;
     ZR_TRY(move_planes(m, g->dwhole, g->dranks, g->n, 2, sizeof(float), true));
     TRY_SHARED(m, m->cp.scatter(m->cp.arg, own, g->dranks, 2 * plane));
@@ -231,15 +231,15 @@ static int scatter_heads(struct gpt2 *m, const struct gathered *g, real *dqkv)
     return round_columns(m, dqkv + 2 * A, 3 * A, own + plane, g->ranks, g->n);
 }
 
-static int gather_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *atty,
+static int gather_backward(struct model *m, real *dqkv, const real *datty, const real *atty,
                            const float *logsum, const real *qkv)
 {
     const struct gathered g = open_gathered(m);
-    int64_t A = gpt2_part_channels(&m->config), HS = m->config.channels / m->config.heads;
-    const struct gpt2_attention_grads grads = {
+    int64_t A = model_part_channels(&m->config), HS = m->config.channels / m->config.heads;
+    const struct model_attention_grads grads = {
         .dq32 = g.dq, .dk32 = g.dwhole, .dv32 = g.dwhole + whole_plane(m, g.n)};
-    struct gpt2_attention_args args;
-    for (int64_t first = 0; first < gpt2_part_heads(&m->config); first += g.n) {
+    struct model_attention_args args;
+    for (int64_t first = 0; first < model_part_heads(&m->config); first += g.n) {
         ZR_TRY(gather_heads(m, &g, first, qkv, &args));
         if (g.y) {
             ZR_TRY(take_columns(m, g.y, atty + first * HS, A, g.n));
@@ -247,8 +247,8 @@ static int gather_backward(struct gpt2 *m, real *dqkv, const real *datty, const 
         }
         ZR_TRY(zero_floats(m, g.dwhole, 2 * whole_plane(m, g.n)));
         ZR_TRY(zero_floats(m, g.dq, own_plane(m, g.n)));
-        ZR_TRY(gpt2_attention_backward(m->compute, &args, g.dy ? g.dy : datty, g.y ? g.y : atty,
-                                       logsum + first * gpt2_own_tokens(m), m->stats.dots, &grads));
+        ZR_TRY(model_attention_backward(m->compute, &args, g.dy ? g.dy : datty, g.y ? g.y : atty,
+                                        logsum + first * model_own_tokens(m), m->stats.dots, &grads));
         ZR_TRY(scatter_heads(m, &g, dqkv + first * HS));
     }
     return 0;
@@ -257,20 +257,20 @@ static int gather_backward(struct gpt2 *m, real *dqkv, const real *datty, const 
 /* ---- the exchange form ---- */
 
 /* The heads that a rank attends for, of all tokens. */
-static int64_t exchanged_heads(const struct gpt2 *m)
+static int64_t exchanged_heads(const struct model *m)
 {
-    return gpt2_part_heads(&m->config) / m->config.cp;
+    return model_part_heads(&m->config) / m->config.cp;
 }
 
 /* Its two buffers, of 3 planes of all heads each. */
-static real *exchange_buffer(const struct gpt2 *m, int i)
+static real *exchange_buffer(const struct model *m, int i)
 {
-    return m->acts.shared + i * gpt2_apart(own_plane(m, 3 * gpt2_part_heads(&m->config)));
+    return m->acts.shared + i * model_apart(own_plane(m, 3 * model_part_heads(&m->config)));
 }
 
 /* Exchanges n_planes matrices of all heads, so that whole gets as many planes of this rank's heads.
  * `columns` is the distance between rows of a matrix, and planes[p] its first column. */
-static int to_heads(struct gpt2 *m, real *whole, const real *const *planes, int n_planes, int64_t columns,
+static int to_heads(struct model *m, real *whole, const real *const *planes, int n_planes, int64_t columns,
                     real *sent, real *received)
 {
     int64_t n = exchanged_heads(m), own = own_plane(m, n), width = n * (m->config.channels / m->config.heads);
@@ -282,7 +282,7 @@ static int to_heads(struct gpt2 *m, real *whole, const real *const *planes, int 
 }
 
 /* The inverse: this rank's tokens of planes in whole become columns of matrices with all heads. */
-static int to_tokens(struct gpt2 *m, real *const *planes, int n_planes, int64_t columns, real *whole,
+static int to_tokens(struct model *m, real *const *planes, int n_planes, int64_t columns, real *whole,
                      real *sent, real *received)
 {
     int64_t n = exchanged_heads(m), own = own_plane(m, n), width = n * (m->config.channels / m->config.heads);
@@ -295,10 +295,10 @@ static int to_tokens(struct gpt2 *m, real *const *planes, int n_planes, int64_t 
 }
 
 /* Attention for this rank's heads. qkv has three planes. */
-static struct gpt2_attention_args exchanged(const struct gpt2 *m, const real *qkv)
+static struct model_attention_args exchanged(const struct model *m, const real *qkv)
 {
     int64_t n = exchanged_heads(m), plane = whole_plane(m, n);
-    struct gpt2_attention_args args = attention_of(m, n, whole_rows(m), whole_rows(m));
+    struct model_attention_args args = attention_of(m, n, whole_rows(m), whole_rows(m));
     args.q = qkv;
     args.k = qkv + plane;
     args.v = qkv + 2 * plane;
@@ -307,28 +307,28 @@ static struct gpt2_attention_args exchanged(const struct gpt2 *m, const real *qk
 }
 
 /* The exchanged planes replace qkv, which has as many elements, and of which backward needs nothing else. */
-static int exchange_forward(struct gpt2 *m, real *atty, float *logsum, real *qkv)
+static int exchange_forward(struct model *m, real *atty, float *logsum, real *qkv)
 {
-    int64_t A = gpt2_part_channels(&m->config);
+    int64_t A = model_part_channels(&m->config);
     real *a = exchange_buffer(m, 0), *b = exchange_buffer(m, 1);
     ZR_TRY(to_heads(m, qkv, (const real *const[]){qkv, qkv + A, qkv + 2 * A}, 3, 3 * A, a, b));
-    const struct gpt2_attention_args args = exchanged(m, qkv);
-    ZR_TRY(gpt2_attention_forward(m->compute, &args, a, NULL, logsum));
-    real *y = b + own_plane(m, gpt2_part_heads(&m->config));
+    const struct model_attention_args args = exchanged(m, qkv);
+    ZR_TRY(model_attention_forward(m->compute, &args, a, NULL, logsum));
+    real *y = b + own_plane(m, model_part_heads(&m->config));
     return to_tokens(m, &atty, 1, A, a, b, y);
 }
 
-static int exchange_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *atty,
+static int exchange_backward(struct model *m, real *dqkv, const real *datty, const real *atty,
                              const float *logsum, const real *qkv)
 {
-    int64_t A = gpt2_part_channels(&m->config), plane = whole_plane(m, exchanged_heads(m));
+    int64_t A = model_part_channels(&m->config), plane = whole_plane(m, exchanged_heads(m));
     real *a = exchange_buffer(m, 0), *b = exchange_buffer(m, 1);
     real *y = dqkv; /* which is written at the end only */
     ZR_TRY(to_heads(m, y, (const real *const[]){atty, datty}, 2, A, a, b));
-    const struct gpt2_attention_args args = exchanged(m, qkv);
-    const struct gpt2_attention_grads grads = {
+    const struct model_attention_args args = exchanged(m, qkv);
+    const struct model_attention_grads grads = {
         .dq = a, .dk = a + plane, .dv = a + 2 * plane, .dq_row = args.q_row, .dkv_row = args.kv_row};
-    ZR_TRY(gpt2_attention_backward(m->compute, &args, y + plane, y, logsum, m->stats.dots, &grads));
+    ZR_TRY(model_attention_backward(m->compute, &args, y + plane, y, logsum, m->stats.dots, &grads));
     return to_tokens(m, (real *const[]){dqkv, dqkv + A, dqkv + 2 * A}, 3, 3 * A, a, b, a);
 }
 
@@ -344,39 +344,39 @@ struct ring {
     float *y, *y_part, *dkv, *dq, *logsum_part;
 };
 
-static struct ring open_ring(const struct gpt2 *m)
+static struct ring open_ring(const struct model *m)
 {
-    int64_t plane = own_plane(m, gpt2_part_heads(&m->config)), kv = floats_of(2 * plane);
-    int64_t message = gpt2_apart(kv + 2 * plane);
+    int64_t plane = own_plane(m, model_part_heads(&m->config)), kv = floats_of(2 * plane);
+    int64_t message = model_apart(kv + 2 * plane);
     struct ring r = {.plane = plane, .kv = kv, .message = {m->stats.shared, m->stats.shared + message}};
     r.y = r.dkv = r.message[1] + message;
     r.y_part = r.y + plane;
-    r.dq = r.dkv + gpt2_apart(2 * plane);
-    r.logsum_part = r.dq + gpt2_apart(plane);
+    r.dq = r.dkv + model_apart(2 * plane);
+    r.logsum_part = r.dq + model_apart(plane);
     return r;
 }
 
 /* The rank whose keys and values this rank has in a step of the ring. */
-static int32_t ring_rank(const struct gpt2 *m, int64_t step)
+static int32_t ring_rank(const struct model *m, int64_t step)
 {
     return (int32_t)((m->cp.part - step + m->config.cp) % m->config.cp);
 }
 
-static int ring_keys(struct gpt2 *m, const struct ring *r, const real *qkv)
+static int ring_keys(struct model *m, const struct ring *r, const real *qkv)
 {
-    int64_t A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config);
+    int64_t A = model_part_channels(&m->config), NH = model_part_heads(&m->config);
     real *k = (real *)r->message[0];
     ZR_TRY(take_columns(m, k, qkv + A, 3 * A, NH));
     return take_columns(m, k + r->plane, qkv + 2 * A, 3 * A, NH);
 }
 
 /* Attention to the keys and values in a message. */
-static struct gpt2_attention_args ring_attention(const struct gpt2 *m, const struct ring *r, int64_t step,
-                                                 const float *message, const real *qkv)
+static struct model_attention_args ring_attention(const struct model *m, const struct ring *r, int64_t step,
+                                                  const float *message, const real *qkv)
 {
-    int64_t A = gpt2_part_channels(&m->config);
-    struct gpt2_attention_args args = attention_of(
-        m, gpt2_part_heads(&m->config), gpt2_rows_of(m, m->cp.part), gpt2_rows_of(m, ring_rank(m, step)));
+    int64_t A = model_part_channels(&m->config);
+    struct model_attention_args args = attention_of(
+        m, model_part_heads(&m->config), model_rows_of(m, m->cp.part), model_rows_of(m, ring_rank(m, step)));
     args.q = qkv;
     args.k = (const real *)message;
     args.v = args.k + r->plane;
@@ -386,59 +386,59 @@ static struct gpt2_attention_args ring_attention(const struct gpt2 *m, const str
 }
 
 /* Whether any query is behind a key. */
-static bool sees_any(const struct gpt2_attention_args *a)
+static bool sees_any(const struct model_attention_args *a)
 {
     int64_t last =
         a->queries.n[1] ? a->queries.first[1] + a->queries.n[1] : a->queries.first[0] + a->queries.n[0];
     return a->keys.first[0] < last;
 }
 
-static int ring_forward(struct gpt2 *m, real *atty, float *logsum, real *qkv)
+static int ring_forward(struct model *m, real *atty, float *logsum, real *qkv)
 {
     const struct ring r = open_ring(m);
-    int64_t NH = gpt2_part_heads(&m->config), T = gpt2_own_context(&m->config);
+    int64_t NH = model_part_heads(&m->config), T = model_own_context(&m->config);
     ZR_TRY(ring_keys(m, &r, qkv));
     for (int64_t step = 0; step < m->config.cp; step++) {
         float *here = r.message[step % 2], *next = r.message[(step + 1) % 2];
         bool last = step == m->config.cp - 1;
-        const struct gpt2_attention_args args = ring_attention(m, &r, step, here, qkv);
+        const struct model_attention_args args = ring_attention(m, &r, step, here, qkv);
         if (!last)
             TRY_SHARED(m, m->cp.shift_begin(m->cp.arg, next, here, r.kv));
         if (step == 0) {
-            ZR_TRY(gpt2_attention_forward(m->compute, &args, NULL, r.y, logsum));
+            ZR_TRY(model_attention_forward(m->compute, &args, NULL, r.y, logsum));
         } else if (sees_any(&args)) {
-            ZR_TRY(gpt2_attention_forward(m->compute, &args, NULL, r.y_part, r.logsum_part));
-            ZR_TRY(
-                gpt2_attention_merge(m->compute, r.y, logsum, r.y_part, r.logsum_part, m->B, T, NH, args.HS));
+            ZR_TRY(model_attention_forward(m->compute, &args, NULL, r.y_part, r.logsum_part));
+            ZR_TRY(model_attention_merge(m->compute, r.y, logsum, r.y_part, r.logsum_part, m->B, T, NH,
+                                         args.HS));
         }
         if (!last)
             TRY_SHARED(m, m->cp.shift_end(m->cp.arg));
     }
-    return m->compute->dev->ops->cast(m->compute->stream, atty, GPT2_ZERO_DTYPE, r.y, ZERO_F32, r.plane);
+    return m->compute->dev->ops->cast(m->compute->stream, atty, MODEL_DTYPE, r.y, ZERO_F32, r.plane);
 }
 
 /* In each step a message brings the next keys and values, and the sum of gradients of the current ones, to
  * which the step's own are added. So both travel while the step computes. After the last step one more
  * shift brings the sums home. */
-static int ring_backward(struct gpt2 *m, real *dqkv, const real *datty, const real *atty, const float *logsum,
-                         const real *qkv)
+static int ring_backward(struct model *m, real *dqkv, const real *datty, const real *atty,
+                         const float *logsum, const real *qkv)
 {
     const struct zr_device_ops *dev = m->compute->dev->ops;
     const struct ring r = open_ring(m);
-    const struct gpt2_attention_grads grads = {.dq32 = r.dq, .dk32 = r.dkv, .dv32 = r.dkv + r.plane};
-    const int64_t cp = m->config.cp, A = gpt2_part_channels(&m->config), NH = gpt2_part_heads(&m->config);
+    const struct model_attention_grads grads = {.dq32 = r.dq, .dk32 = r.dkv, .dv32 = r.dkv + r.plane};
+    const int64_t cp = m->config.cp, A = model_part_channels(&m->config), NH = model_part_heads(&m->config);
     ZR_TRY(ring_keys(m, &r, qkv));
     ZR_TRY(zero_floats(m, r.dq, r.plane));
     for (int64_t step = 0; step < cp; step++) {
         float *here = r.message[step % 2], *next = r.message[(step + 1) % 2];
         /* the first step has no sums to pass on, and the last one no keys and values */
         int64_t from = step == cp - 1 ? r.kv : 0, to = step == 0 ? r.kv : r.kv + 2 * r.plane;
-        const struct gpt2_attention_args args = ring_attention(m, &r, step, here, qkv);
+        const struct model_attention_args args = ring_attention(m, &r, step, here, qkv);
         TRY_SHARED(m, m->cp.shift_begin(m->cp.arg, next + from, here + from, to - from));
         bool adds = sees_any(&args);
         if (adds) {
             ZR_TRY(zero_floats(m, r.dkv, 2 * r.plane));
-            ZR_TRY(gpt2_attention_backward(m->compute, &args, datty, atty, logsum, m->stats.dots, &grads));
+            ZR_TRY(model_attention_backward(m->compute, &args, datty, atty, logsum, m->stats.dots, &grads));
         }
         TRY_SHARED(m, m->cp.shift_end(m->cp.arg));
         if (step == 0)
@@ -458,49 +458,49 @@ static int ring_backward(struct gpt2 *m, real *dqkv, const real *datty, const re
 /* ---- the table ---- */
 
 static const struct form {
-    int (*forward)(struct gpt2 *m, real *atty, float *logsum, real *qkv);
-    int (*backward)(struct gpt2 *m, real *dqkv, const real *datty, const real *atty, const float *logsum,
+    int (*forward)(struct model *m, real *atty, float *logsum, real *qkv);
+    int (*backward)(struct model *m, real *dqkv, const real *datty, const real *atty, const float *logsum,
                     const real *qkv);
 } forms[] = {
     [0] = {own_forward, own_backward},
-    [GPT2_CP_GATHER] = {gather_forward, gather_backward},
-    [GPT2_CP_EXCHANGE] = {exchange_forward, exchange_backward},
-    [GPT2_CP_RING] = {ring_forward, ring_backward},
+    [MODEL_CP_GATHER] = {gather_forward, gather_backward},
+    [MODEL_CP_EXCHANGE] = {exchange_forward, exchange_backward},
+    [MODEL_CP_RING] = {ring_forward, ring_backward},
 };
 
-static const struct form *form_of(const struct gpt2 *m)
+static const struct form *form_of(const struct model *m)
 {
-    int form = m->config.cp_form ? m->config.cp_form : GPT2_CP_GATHER;
+    int form = m->config.cp_form ? m->config.cp_form : MODEL_CP_GATHER;
     return &forms[m->config.cp > 1 ? form : 0];
 }
 
-int64_t gpt2_context_scratch(const struct gpt2 *m)
+int64_t model_context_scratch(const struct model *m)
 {
-    const struct gpt2_config *c = &m->config;
-    int64_t heads = gpt2_part_heads(c), keys = c->context;
-    if (c->cp > 1 && c->cp_form == GPT2_CP_EXCHANGE)
+    const struct model_config *c = &m->config;
+    int64_t heads = model_part_heads(c), keys = c->context;
+    if (c->cp > 1 && c->cp_form == MODEL_CP_EXCHANGE)
         heads = exchanged_heads(m);
-    else if (c->cp > 1 && c->cp_form == GPT2_CP_RING)
-        keys = gpt2_own_context(c);
+    else if (c->cp > 1 && c->cp_form == MODEL_CP_RING)
+        keys = model_own_context(c);
     else if (c->cp > 1 && c->cp_heads)
         heads = c->cp_heads;
-    const struct gpt2_attention_args args =
-        attention_of(m, heads, whole_rows(m), (struct gpt2_rows){.n = {keys}});
-    return gpt2_attention_scratch(m->compute, &args);
+    const struct model_attention_args args =
+        attention_of(m, heads, whole_rows(m), (struct model_rows){.n = {keys}});
+    return model_attention_scratch(m->compute, &args);
 }
 
-static float *logsum_of(const struct gpt2 *m, int64_t l)
+static float *logsum_of(const struct model *m, int64_t l)
 {
-    return m->stats.logsum + l * gpt2_part_heads(&m->config) * gpt2_own_tokens(m);
+    return m->stats.logsum + l * model_part_heads(&m->config) * model_own_tokens(m);
 }
 
-int gpt2_context_forward(struct gpt2 *m, int64_t l, real *atty, real *qkv)
+int model_context_forward(struct model *m, int64_t l, real *atty, real *qkv)
 {
     return form_of(m)->forward(m, atty, logsum_of(m, l), qkv);
 }
 
-int gpt2_context_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
-                          const real *qkv)
+int model_context_backward(struct model *m, int64_t l, real *dqkv, const real *datty, const real *atty,
+                           const real *qkv)
 {
     return form_of(m)->backward(m, dqkv, datty, atty, logsum_of(m, l), qkv);
 }

@@ -2,31 +2,30 @@
 /* context.h: attention with context parallelism. Each rank has some tokens of every row, and needs keys
  * and values of all tokens before them. config.cp_form says how it gets them:
  *
- *   GPT2_CP_GATHER    Each rank gathers keys and values of all tokens, for some heads at a time. In backward
- *                     it gathers them again, and a reduce-scatter adds up their gradients in fp32.
- *   GPT2_CP_EXCHANGE  Ranks exchange queries, keys and values so that each has all tokens of some heads, and
- *                     exchange the results back (Jacobs et al., arXiv:2309.14509).
- *   GPT2_CP_RING      Keys and values go around a ring of ranks, while each rank attends to those that it has
- *                     (Liu et al., arXiv:2310.01889). Partial results are merged in fp32. In backward their
- *                     gradients go around with them.
+ * MODEL_CP_GATHER Each rank gathers keys and values of all tokens, for some heads at a time. In backward it
+ * gathers them again, and a reduce-scatter adds up their gradients in fp32. MODEL_CP_EXCHANGE Ranks exchange
+ * queries, keys and values so that each has all tokens of some heads, and exchange the results back (Jacobs
+ * et al., arXiv:2309.14509). MODEL_CP_RING Keys and values go around a ring of ranks, while each rank attends
+ * to those that it has (Liu et al., arXiv:2310.01889). Partial results are merged in fp32. In backward their
+ * gradients go around with them.
  *
  * In the gather form a token's result has the bits that it has without context parallelism, for the same
  * queries, keys and values. */
-#ifndef ZERO_BENCH_GPT2_CONTEXT_H
-#define ZERO_BENCH_GPT2_CONTEXT_H
+#ifndef ZERO_BENCH_MODEL_CONTEXT_H
+#define ZERO_BENCH_MODEL_CONTEXT_H
 
 #include "bench/model/attention.h"
 #include "bench/model/model_config.h"
 
-struct gpt2;
+struct model;
 
 /* What the ranks of a context-parallel group do together. Memory is the device's, on whose stream the
  * functions work. All return 0 or a zero_err. */
-struct gpt2_cp {
+struct model_cp {
     /* This rank's number. */
     int32_t part;
     /* (cp) The tokens of a row that each rank has. Borrowed. NULL: there is one rank. */
-    const struct gpt2_rows *rows;
+    const struct model_rows *rows;
     /* Concatenates every rank's n elements of src in dst. src may lie at its position in dst. */
     int (*gather)(void *arg, real *dst, const real *src, int64_t n);
     /* Writes this rank's n elements of the sum of src to dst, which may lie at its position in src. */
@@ -41,16 +40,16 @@ struct gpt2_cp {
 };
 
 /* The tokens of a row that rank c has. */
-struct gpt2_rows gpt2_rows_of(const struct gpt2 *m, int32_t c);
+struct model_rows model_rows_of(const struct model *m, int32_t c);
 
 /* Attention of layer l, between the ranks if there are several: atty (B, T, A) from qkv (B, T, 3*A), and
  * backward dqkv from datty. The exchange form leaves in qkv what its backward needs. Return 0 or a
  * zero_err. */
-int gpt2_context_forward(struct gpt2 *m, int64_t l, real *atty, real *qkv);
-int gpt2_context_backward(struct gpt2 *m, int64_t l, real *dqkv, const real *datty, const real *atty,
-                          const real *qkv);
+int model_context_forward(struct model *m, int64_t l, real *atty, real *qkv);
+int model_context_backward(struct model *m, int64_t l, real *dqkv, const real *datty, const real *atty,
+                           const real *qkv);
 
 /* Floats of the buffer stats.attention that these need. */
-int64_t gpt2_context_scratch(const struct gpt2 *m);
+int64_t model_context_scratch(const struct model *m);
 
 #endif

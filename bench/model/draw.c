@@ -78,7 +78,7 @@ static inline void turn(double v, double *sine, double *cosine)
 #define PAIRS 128
 
 /* Draws elements 2i and 2i + 1 for i from pair on (Box and Muller 1958). */
-GPT2_CLONES static void draw_pairs(double *restrict x, uint64_t stream, int64_t pair, double deviation)
+MODEL_CLONES static void draw_pairs(double *restrict x, uint64_t stream, int64_t pair, double deviation)
 {
     for (int64_t i = 0; i < PAIRS; i++) {
         uint64_t at = stream + (uint64_t)(2 * (pair + i));
@@ -143,7 +143,7 @@ static void draw_piece(const struct drawing *piece)
             uv_thread_join(&thread[i]);
 }
 
-void gpt2_draw(const struct gpt2_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x)
+void gpt2_draw(const struct model_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x)
 {
     const double deviation = 0.02, projection = deviation / sqrt(2.0 * (double)config->layers);
     /* The deviation of normal values or, if that is 0, a constant value. */

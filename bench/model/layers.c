@@ -103,9 +103,9 @@ static inline void add_row(float *restrict columns, const real *restrict row, in
         columns[i] += to_float(row[i]);
 }
 
-GPT2_CLONES static void normalize_rows(real *restrict out, float *restrict mean, float *restrict rstd,
-                                       const real *restrict inp, const real *restrict weight,
-                                       const real *restrict bias, float *restrict x, int64_t N, int64_t C)
+MODEL_CLONES static void normalize_rows(real *restrict out, float *restrict mean, float *restrict rstd,
+                                        const real *restrict inp, const real *restrict weight,
+                                        const real *restrict bias, float *restrict x, int64_t N, int64_t C)
 {
     for (int64_t row = 0; row < N; row++, inp += C, out += C) {
         for (int64_t i = 0; i < C; i++)
@@ -113,7 +113,7 @@ GPT2_CLONES static void normalize_rows(real *restrict out, float *restrict mean,
         float mu = sum(x, C) / (float)C;
         for (int64_t i = 0; i < C; i++)
             x[i] -= mu;
-        float scale = 1.0f / sqrtf(dot(x, x, C) / (float)C + GPT2_LAYERNORM_EPS);
+        float scale = 1.0f / sqrtf(dot(x, x, C) / (float)C + MODEL_LAYERNORM_EPS);
         for (int64_t i = 0; i < C; i++)
             out[i] = from_float(x[i] * scale * to_float(weight[i]) + to_float(bias[i]));
         mean[row] = mu;
@@ -133,10 +133,10 @@ static int layernorm_forward(const struct compute *on, real *out, float *mean, f
     return 0;
 }
 
-GPT2_CLONES static void normalize_rows_backward(real *restrict dinp, const real *restrict dout,
-                                                const real *restrict inp, const real *restrict weight,
-                                                const float *restrict mean, const float *restrict rstd,
-                                                float *restrict norm, int64_t N, int64_t C)
+MODEL_CLONES static void normalize_rows_backward(real *restrict dinp, const real *restrict dout,
+                                                 const real *restrict inp, const real *restrict weight,
+                                                 const float *restrict mean, const float *restrict rstd,
+                                                 float *restrict norm, int64_t N, int64_t C)
 {
     float *restrict dnorm = norm + C;
     for (int64_t row = 0; row < N; row++, inp += C, dout += C, dinp += C) {
@@ -152,10 +152,10 @@ GPT2_CLONES static void normalize_rows_backward(real *restrict dinp, const real 
 }
 
 /* Computes n columns over all N rows. */
-GPT2_CLONES static void normalize_columns_backward(real *restrict dweight, real *restrict dbias,
-                                                   const real *restrict dout, const real *restrict inp,
-                                                   const float *restrict mean, const float *restrict rstd,
-                                                   float *restrict dw, int64_t n, int64_t N, int64_t C)
+MODEL_CLONES static void normalize_columns_backward(real *restrict dweight, real *restrict dbias,
+                                                    const real *restrict dout, const real *restrict inp,
+                                                    const float *restrict mean, const float *restrict rstd,
+                                                    float *restrict dw, int64_t n, int64_t N, int64_t C)
 {
     float *restrict db = dw + n;
     memset(dw, 0, 2 * (size_t)n * sizeof *dw);
@@ -194,10 +194,10 @@ static int layernorm_backward(const struct compute *on, real *dinp, real *dweigh
  * every element, and some CPUs take a hundred times as long for denormal numbers. */
 static inline float gelu_gate(float x)
 {
-    return 1.0f / (1.0f + exp_between(-2.0f * gpt2_gelu_u(x), -87.0f, 80.0f));
+    return 1.0f / (1.0f + exp_between(-2.0f * model_gelu_u(x), -87.0f, 80.0f));
 }
 
-GPT2_CLONES static void gelu(real *restrict out, const real *restrict inp, int64_t n)
+MODEL_CLONES static void gelu(real *restrict out, const real *restrict inp, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         float x = to_float(inp[i]);
@@ -215,11 +215,11 @@ static int gelu_forward(const struct compute *on, real *out, const real *inp, in
     return 0;
 }
 
-GPT2_CLONES static void gelu_slope(real *restrict dout, const real *restrict inp, int64_t n)
+MODEL_CLONES static void gelu_slope(real *restrict dout, const real *restrict inp, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         float x = to_float(inp[i]);
-        dout[i] = from_float(to_float(dout[i]) * gpt2_gelu_slope(x, gelu_gate(x)));
+        dout[i] = from_float(to_float(dout[i]) * model_gelu_slope(x, gelu_gate(x)));
     }
 }
 
@@ -234,15 +234,15 @@ static int gelu_backward(const struct compute *on, real *dout, const real *inp, 
 }
 
 /* The index of a head's row in an array. */
-static inline int64_t head_at(const struct gpt2_heads *h, int64_t head, int64_t row)
+static inline int64_t head_at(const struct model_heads *h, int64_t head, int64_t row)
 {
     return head / h->NH * h->batch + head % h->NH * h->head + row * h->row;
 }
 
 /* Rows at n positions of each of some heads. */
 struct part_of_heads {
-    struct gpt2_heads heads;
-    struct gpt2_rows rows;
+    struct model_heads heads;
+    struct model_rows rows;
     int64_t first, n;
 };
 
@@ -254,7 +254,7 @@ struct run {
 /* The run that begins with row i, counted over the heads. It ends before row `end`. */
 static struct run run_from(const struct part_of_heads *p, int64_t i, int64_t end)
 {
-    int64_t position = p->first + i % p->n, row = gpt2_row_at(&p->rows, position);
+    int64_t position = p->first + i % p->n, row = model_row_at(&p->rows, position);
     int64_t n = p->n - i % p->n < end - i ? p->n - i % p->n : end - i;
     for (int r = 0; r < 2; r++) {
         int64_t to_first = p->rows.first[r] - position, to_end = to_first + p->rows.n[r];
@@ -275,8 +275,8 @@ static inline void copy_row(real *restrict to, const real *restrict from, int64_
         to[i] = from[i];
 }
 
-GPT2_CLONES static void load_rows(real *restrict to, const real *restrict from, const struct part_of_heads *p,
-                                  int64_t begin, int64_t end)
+MODEL_CLONES static void load_rows(real *restrict to, const real *restrict from,
+                                   const struct part_of_heads *p, int64_t begin, int64_t end)
 {
     int64_t width = p->heads.width;
     for (struct run run; begin < end; begin += run.n) {
@@ -295,8 +295,8 @@ static const struct compute *movers(const struct compute *on, int64_t n)
     return n < 1 << 14 ? &one : on;
 }
 
-static int attention_load(const struct compute *on, real *to, const real *from, struct gpt2_heads heads,
-                          struct gpt2_rows rows, int64_t first, int64_t n)
+static int attention_load(const struct compute *on, real *to, const real *from, struct model_heads heads,
+                          struct model_rows rows, int64_t first, int64_t n)
 {
     const struct part_of_heads p = {heads, rows, first, n};
     on = movers(on, heads.n * n * heads.width);
@@ -322,9 +322,9 @@ static inline void store_floats(float *restrict to32, bool adds, const float *re
         to32[i] = adds ? to32[i] + from[i] : from[i];
 }
 
-GPT2_CLONES static void store_rows(real *restrict to, float *restrict to32, bool adds,
-                                   const float *restrict from, const struct part_of_heads *p, int64_t begin,
-                                   int64_t end)
+MODEL_CLONES static void store_rows(real *restrict to, float *restrict to32, bool adds,
+                                    const float *restrict from, const struct part_of_heads *p, int64_t begin,
+                                    int64_t end)
 {
     int64_t width = p->heads.width;
     for (struct run run; begin < end; begin += run.n) {
@@ -340,7 +340,7 @@ GPT2_CLONES static void store_rows(real *restrict to, float *restrict to32, bool
 }
 
 static int attention_store(const struct compute *on, real *to, float *to32, bool adds, const float *from,
-                           struct gpt2_heads heads, struct gpt2_rows rows, int64_t first, int64_t n)
+                           struct model_heads heads, struct model_rows rows, int64_t first, int64_t n)
 {
     const struct part_of_heads p = {heads, rows, first, n};
     on = movers(on, heads.n * n * heads.width);
@@ -350,13 +350,13 @@ static int attention_store(const struct compute *on, real *to, float *to32, bool
 }
 
 /* Rows from .. to - 1 of the tile, counted over its heads. */
-GPT2_CLONES static void softmax_rows(real *restrict att, float *restrict logsum, float *restrict scores,
-                                     const struct gpt2_tile *tile, int64_t from, int64_t to)
+MODEL_CLONES static void softmax_rows(real *restrict att, float *restrict logsum, float *restrict scores,
+                                      const struct model_tile *tile, int64_t from, int64_t to)
 {
     int64_t n = tile->n_keys;
     for (int64_t row = from; row < to; row++) {
-        struct gpt2_seen seen =
-            gpt2_seen_keys(tile, tile->first_head + row / tile->n_queries, row % tile->n_queries);
+        struct model_seen seen =
+            model_seen_keys(tile, tile->first_head + row / tile->n_queries, row % tile->n_queries);
         int64_t n_seen = seen.to - seen.from;
         float *x = scores + row * n + seen.from;
         real *a = att + row * n + seen.from;
@@ -373,7 +373,7 @@ GPT2_CLONES static void softmax_rows(real *restrict att, float *restrict logsum,
 }
 
 static int attention_softmax(const struct compute *on, real *att, float *logsum, float *scores,
-                             struct gpt2_tile tile)
+                             struct model_tile tile)
 {
     int64_t n = tile.n_heads * tile.n_queries;
     IN_PARTS(on)
@@ -382,7 +382,7 @@ static int attention_softmax(const struct compute *on, real *att, float *logsum,
 }
 
 /* y += share * (y_part - y) */
-GPT2_CLONES static void merge_row(float *restrict y, const float *restrict y_part, float share, int64_t n)
+MODEL_CLONES static void merge_row(float *restrict y, const float *restrict y_part, float share, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         y[i] -= share * (y[i] - y_part[i]);
@@ -399,7 +399,7 @@ static void merge_one(float *y, float *logsum, const float *y_part, float part, 
 }
 
 static int attention_merge(const struct compute *on, float *y, float *logsum, const float *y_part,
-                           const float *logsum_part, struct gpt2_heads heads, int64_t n)
+                           const float *logsum_part, struct model_heads heads, int64_t n)
 {
     IN_PARTS(on)
     for (int64_t i = part_at(on, heads.n * n, part); i < part_at(on, heads.n * n, part + 1); i++) {
@@ -410,8 +410,8 @@ static int attention_merge(const struct compute *on, float *y, float *logsum, co
 }
 
 /* Rows from .. to - 1 of all tokens, with NH * HS elements each. */
-GPT2_CLONES static void dot_rows(float *restrict dots, const real *restrict dy, const real *restrict y,
-                                 int64_t from, int64_t to, int64_t n, int64_t NH, int64_t HS)
+MODEL_CLONES static void dot_rows(float *restrict dots, const real *restrict dy, const real *restrict y,
+                                  int64_t from, int64_t to, int64_t n, int64_t NH, int64_t HS)
 {
     for (int64_t row = from; row < to; row++)
         for (int64_t head = 0; head < NH; head++) {
@@ -435,17 +435,17 @@ static int attention_dots(const struct compute *on, float *dots, const real *dy,
     return 0;
 }
 
-GPT2_CLONES static void softmax_rows_backward(real *restrict att, real *restrict dscores,
-                                              const float *restrict scores, const float *restrict datt,
-                                              const float *restrict logsum, const float *restrict dots,
-                                              const struct gpt2_tile *tile, int64_t from, int64_t to)
+MODEL_CLONES static void softmax_rows_backward(real *restrict att, real *restrict dscores,
+                                               const float *restrict scores, const float *restrict datt,
+                                               const float *restrict logsum, const float *restrict dots,
+                                               const struct model_tile *tile, int64_t from, int64_t to)
 {
-    int64_t n = tile->n_keys, n_rows = gpt2_n_rows(&tile->queries);
+    int64_t n = tile->n_keys, n_rows = model_n_rows(&tile->queries);
     for (int64_t row = from; row < to; row++) {
         int64_t head = tile->first_head + row / tile->n_queries, query = row % tile->n_queries;
-        struct gpt2_seen seen = gpt2_seen_keys(tile, head, query);
+        struct model_seen seen = model_seen_keys(tile, head, query);
         int64_t at = row * n + seen.from, n_seen = seen.to - seen.from;
-        int64_t of_query = head * n_rows + gpt2_row_at(&tile->queries, tile->query + query);
+        int64_t of_query = head * n_rows + model_row_at(&tile->queries, tile->query + query);
         float less = n_seen ? logsum[of_query] : 0, d = n_seen ? dots[of_query] : 0, scale = tile->scale;
         for (int64_t i = at; i < at + n_seen; i++) {
             float p = fast_exp(scores[i] * scale - less);
@@ -461,7 +461,7 @@ GPT2_CLONES static void softmax_rows_backward(real *restrict att, real *restrict
 
 static int attention_softmax_backward(const struct compute *on, real *att, real *dscores, float *scores,
                                       float *datt, const float *logsum, const float *dots,
-                                      struct gpt2_tile tile)
+                                      struct model_tile tile)
 {
     int64_t n = tile.n_heads * tile.n_queries;
     IN_PARTS(on)
@@ -470,9 +470,10 @@ static int attention_softmax_backward(const struct compute *on, real *att, real 
     return 0;
 }
 
-GPT2_CLONES static void cross_entropy_rows(real *restrict dlogits, double *restrict loss,
-                                           float *restrict logits, const int32_t *restrict targets, int64_t N,
-                                           int64_t V, int64_t ld, struct gpt2_label label, float scale)
+MODEL_CLONES static void cross_entropy_rows(real *restrict dlogits, double *restrict loss,
+                                            float *restrict logits, const int32_t *restrict targets,
+                                            int64_t N, int64_t V, int64_t ld, struct model_label label,
+                                            float scale)
 {
     const float each = scale * label.each, more = scale * label.target;
     for (int64_t row = 0; row < N; row++, logits += ld, dlogits += ld) {
@@ -492,7 +493,7 @@ GPT2_CLONES static void cross_entropy_rows(real *restrict dlogits, double *restr
 }
 
 static int cross_entropy(const struct compute *on, real *dlogits, double *loss, float *logits,
-                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
+                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct model_label label,
                          float scale)
 {
     IN_PARTS(on)
@@ -515,8 +516,8 @@ static int add_loss(const struct compute *on, double *total, const double *loss,
 }
 
 /* Computes n columns over all N rows. */
-GPT2_CLONES static void sum_columns(real *restrict dbias, const real *restrict dout, float *restrict columns,
-                                    int64_t n, int64_t N, int64_t C)
+MODEL_CLONES static void sum_columns(real *restrict dbias, const real *restrict dout, float *restrict columns,
+                                     int64_t n, int64_t N, int64_t C)
 {
     memset(columns, 0, (size_t)n * sizeof *columns);
     for (int64_t row = 0; row < N; row++, dout += C)
@@ -535,7 +536,7 @@ static int bias_backward(const struct compute *on, real *dbias, const real *dout
     return 0;
 }
 
-GPT2_CLONES static void add_elements(real *restrict grad, const real *restrict x, int64_t n)
+MODEL_CLONES static void add_elements(real *restrict grad, const real *restrict x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         grad[i] = from_float(to_float(grad[i]) + to_float(x[i]));
@@ -551,9 +552,9 @@ static int add(const struct compute *on, real *grad, const real *x, int64_t n)
     return 0;
 }
 
-GPT2_CLONES static void embed_rows(real *restrict out, const int32_t *restrict tokens,
-                                   const int32_t *restrict positions, const real *restrict wte,
-                                   const real *restrict wpe, int64_t from, int64_t to, int64_t C)
+MODEL_CLONES static void embed_rows(real *restrict out, const int32_t *restrict tokens,
+                                    const int32_t *restrict positions, const real *restrict wte,
+                                    const real *restrict wpe, int64_t from, int64_t to, int64_t C)
 {
     out += from * C;
     for (int64_t row = from; row < to; row++, out += C) {
@@ -575,9 +576,9 @@ static int embedding_forward(const struct compute *on, real *out, const int32_t 
 
 /* The rows of one number are summed in fp32 and added once. Adding each row to a bf16 gradient would lose the
  * later ones. */
-GPT2_CLONES static void add_to_rows(real *restrict grad, const real *restrict dout,
-                                    const struct gpt2_groups *g, float *restrict columns, int64_t from,
-                                    int64_t to, int64_t C)
+MODEL_CLONES static void add_to_rows(real *restrict grad, const real *restrict dout,
+                                     const struct model_groups *g, float *restrict columns, int64_t from,
+                                     int64_t to, int64_t C)
 {
     for (int64_t d = from; d < to; d++) {
         memset(columns, 0, (size_t)C * sizeof *columns);
@@ -588,7 +589,7 @@ GPT2_CLONES static void add_to_rows(real *restrict grad, const real *restrict do
 }
 
 static int embedding_backward(const struct compute *on, real *grad, const real *dout,
-                              const struct gpt2_groups *to, float *scratch, int64_t C)
+                              const struct model_groups *to, float *scratch, int64_t C)
 {
     const int64_t n = to->n_distinct;
     IN_PARTS(on)
@@ -603,7 +604,7 @@ static int64_t n_scratch(const struct compute *on, int64_t N, int64_t C)
     return (on->n_threads > 2 ? 2 * on->n_threads : 4) * C;
 }
 
-const struct gpt2_layers gpt2_layers_host = {
+const struct model_layers model_layers_host = {
     .row_align = 1,
     .n_scratch = n_scratch,
     .layernorm_forward = layernorm_forward,
@@ -617,9 +618,9 @@ const struct gpt2_layers gpt2_layers_host = {
     .attention_dots = attention_dots,
     .attention_softmax_backward = attention_softmax_backward,
     .cross_entropy = cross_entropy,
-    .vocab_top = gpt2_vocab_top,
-    .vocab_exponentials = gpt2_vocab_exponentials,
-    .vocab_loss = gpt2_vocab_loss,
+    .vocab_top = model_vocab_top,
+    .vocab_exponentials = model_vocab_exponentials,
+    .vocab_loss = model_vocab_loss,
     .add_loss = add_loss,
     .bias_backward = bias_backward,
     .add = add,

@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(32 * ROWS)
         for (int j = 0; j < W; j++)
             squares += (x[j] - mu) * (x[j] - mu);
     }
-    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + GPT2_LAYERNORM_EPS);
+    float scale = 1.0f / sqrtf(warp_sum(squares) / (float)C + MODEL_LAYERNORM_EPS);
     for (int i = (int)threadIdx.x * W; i < C; i += 32 * W) {
         load<W>(x, inp + i);
         load<W>(w, weight + i);
@@ -221,7 +221,7 @@ __global__ void add_kernel(real *grad, const real *x, int64_t n)
 
 __device__ __forceinline__ float gelu_gate(float x)
 {
-    return 1.0f / (1.0f + expf(-2.0f * gpt2_gelu_u(x)));
+    return 1.0f / (1.0f + expf(-2.0f * model_gelu_u(x)));
 }
 
 template <int W> __global__ void gelu_forward_kernel(real *out, const real *inp, int64_t n)
@@ -245,7 +245,7 @@ template <int W> __global__ void gelu_backward_kernel(real *dout, const real *in
     load<W>(x, inp + i);
     load<W>(d, dout + i);
     for (int j = 0; j < W; j++)
-        d[j] *= gpt2_gelu_slope(x[j], gelu_gate(x[j]));
+        d[j] *= model_gelu_slope(x[j], gelu_gate(x[j]));
     store<W>(dout + i, d);
 }
 
@@ -255,17 +255,17 @@ template <int W> __global__ void gelu_backward_kernel(real *dout, const real *in
  * the caller's array. */
 struct place_of_element {
     int64_t row, at;
-    __device__ __forceinline__ place_of_element(int64_t i, const gpt2_heads &heads, const gpt2_rows &rows,
+    __device__ __forceinline__ place_of_element(int64_t i, const model_heads &heads, const model_rows &rows,
                                                 int64_t first, int64_t n)
     {
         int64_t head = heads.first + i / heads.width / n;
-        row = gpt2_row_at(&rows, first + i / heads.width % n);
+        row = model_row_at(&rows, first + i / heads.width % n);
         at = head / heads.NH * heads.batch + head % heads.NH * heads.head + row * heads.row + i % heads.width;
     }
 };
 
-__global__ void attention_load_kernel(real *to, const real *from, const gpt2_heads heads,
-                                      const gpt2_rows rows, int64_t first, int64_t n)
+__global__ void attention_load_kernel(real *to, const real *from, const model_heads heads,
+                                      const model_rows rows, int64_t first, int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= heads.n * n * heads.width)
@@ -275,7 +275,8 @@ __global__ void attention_load_kernel(real *to, const real *from, const gpt2_hea
 }
 
 __global__ void attention_store_kernel(real *to, float *to32, bool adds, const float *from,
-                                       const gpt2_heads heads, const gpt2_rows rows, int64_t first, int64_t n)
+                                       const model_heads heads, const model_rows rows, int64_t first,
+                                       int64_t n)
 {
     int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= heads.n * n * heads.width)
@@ -290,18 +291,18 @@ __global__ void attention_store_kernel(real *to, float *to32, bool adds, const f
 }
 
 /* The keys that row `row` of a tile sees, counted over its heads. */
-__device__ __forceinline__ gpt2_seen seen_by_row(const gpt2_tile &tile, int64_t row)
+__device__ __forceinline__ model_seen seen_by_row(const model_tile &tile, int64_t row)
 {
-    return gpt2_seen_keys(&tile, tile.first_head + row / tile.n_queries, row % tile.n_queries);
+    return model_seen_keys(&tile, tile.first_head + row / tile.n_queries, row % tile.n_queries);
 }
 
 __global__ void __launch_bounds__(32 * ROWS)
-    attention_softmax_kernel(real *att, float *logsum, const float *scores, const gpt2_tile tile)
+    attention_softmax_kernel(real *att, float *logsum, const float *scores, const model_tile tile)
 {
     int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
     if (row >= tile.n_heads * tile.n_queries)
         return;
-    const gpt2_seen seen = seen_by_row(tile, row);
+    const model_seen seen = seen_by_row(tile, row);
     int from = (int)seen.from, to = (int)seen.to, n = (int)tile.n_keys;
     scores += row * n;
     att += row * n;
@@ -321,14 +322,14 @@ __global__ void __launch_bounds__(32 * ROWS)
 
 __global__ void __launch_bounds__(32 * ROWS)
     attention_softmax_backward_kernel(real *att, real *dscores, const float *scores, const float *datt,
-                                      const float *logsum, const float *dots, const gpt2_tile tile)
+                                      const float *logsum, const float *dots, const model_tile tile)
 {
     int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
     if (row >= tile.n_heads * tile.n_queries)
         return;
-    const gpt2_seen seen = seen_by_row(tile, row);
-    int64_t given = (tile.first_head + row / tile.n_queries) * gpt2_n_rows(&tile.queries) +
-                    gpt2_row_at(&tile.queries, tile.query + row % tile.n_queries);
+    const model_seen seen = seen_by_row(tile, row);
+    int64_t given = (tile.first_head + row / tile.n_queries) * model_n_rows(&tile.queries) +
+                    model_row_at(&tile.queries, tile.query + row % tile.n_queries);
     int from = (int)seen.from, to = (int)seen.to, n = (int)tile.n_keys;
     float less = from < to ? logsum[given] : 0.0f, dot = from < to ? dots[given] : 0.0f;
     for (int i = (int)threadIdx.x; i < n; i += 32) {
@@ -357,7 +358,7 @@ __global__ void __launch_bounds__(32 * ROWS) attention_dots_kernel(float *dots, 
 /* A warp per row. */
 __global__ void __launch_bounds__(32 * ROWS)
     attention_merge_kernel(float *y, float *logsum, const float *y_part, const float *logsum_part,
-                           const gpt2_heads heads, int64_t n)
+                           const model_heads heads, int64_t n)
 {
     int64_t row = (int64_t)blockIdx.x * ROWS + threadIdx.y;
     if (row >= heads.n * n)
@@ -419,7 +420,7 @@ __device__ __forceinline__ exponentials block_exponentials(exponentials e)
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     cross_entropy_kernel(real *dlogits, double *loss, const float *logits, const int32_t *targets, int V,
-                         int64_t ld, gpt2_label label, float scale)
+                         int64_t ld, model_label label, float scale)
 {
     int target = targets[blockIdx.x], step = (int)blockDim.x * W;
     logits += (int64_t)blockIdx.x * ld;
@@ -508,7 +509,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     vocab_exponentials_kernel(float *logits, float *total, float *wanted, const float *top,
-                              const int32_t *targets, int V, int64_t ld, gpt2_label label)
+                              const int32_t *targets, int V, int64_t ld, model_label label)
 {
     int target = targets[blockIdx.x];
     float x[W], most = top[blockIdx.x], sum = 0, below = 0, at_target = 0;
@@ -538,7 +539,7 @@ template <int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     vocab_loss_kernel(real *dlogits, double *loss, const float *logits, const float *total,
                       const float *wanted, const int32_t *targets, int V, int width, int64_t ld,
-                      gpt2_label label, float scale)
+                      model_label label, float scale)
 {
     int target = targets[blockIdx.x];
     float x[W], factor = scale / total[blockIdx.x];
@@ -698,7 +699,7 @@ int gelu_backward(const struct compute *on, real *dout, const real *inp, int64_t
                   ceil_div(n, THREADS * (w ? WIDE : 1)), THREADS, dout, inp, n);
 }
 
-int attention_load(const struct compute *on, real *to, const real *from, gpt2_heads heads, gpt2_rows rows,
+int attention_load(const struct compute *on, real *to, const real *from, model_heads heads, model_rows rows,
                    int64_t first, int64_t n)
 {
     return launch(on, "attention", attention_load_kernel, ceil_div(heads.n * n * heads.width, THREADS),
@@ -706,20 +707,20 @@ int attention_load(const struct compute *on, real *to, const real *from, gpt2_he
 }
 
 int attention_store(const struct compute *on, real *to, float *to32, bool adds, const float *from,
-                    gpt2_heads heads, gpt2_rows rows, int64_t first, int64_t n)
+                    model_heads heads, model_rows rows, int64_t first, int64_t n)
 {
     return launch(on, "attention", attention_store_kernel, ceil_div(heads.n * n * heads.width, THREADS),
                   THREADS, to, to32, adds, from, heads, rows, first, n);
 }
 
-int attention_softmax(const struct compute *on, real *att, float *logsum, float *scores, gpt2_tile tile)
+int attention_softmax(const struct compute *on, real *att, float *logsum, float *scores, model_tile tile)
 {
     return launch(on, "softmax", attention_softmax_kernel, ceil_div(tile.n_heads * tile.n_queries, ROWS),
                   warps, att, logsum, scores, tile);
 }
 
 int attention_merge(const struct compute *on, float *y, float *logsum, const float *y_part,
-                    const float *logsum_part, gpt2_heads heads, int64_t n)
+                    const float *logsum_part, model_heads heads, int64_t n)
 {
     return launch(on, "attention", attention_merge_kernel, ceil_div(heads.n * n, ROWS), warps, y, logsum,
                   y_part, logsum_part, heads, n);
@@ -733,7 +734,7 @@ int attention_dots(const struct compute *on, float *dots, const real *dy, const 
 }
 
 int attention_softmax_backward(const struct compute *on, real *att, real *dscores, float *scores, float *datt,
-                               const float *logsum, const float *dots, gpt2_tile tile)
+                               const float *logsum, const float *dots, model_tile tile)
 {
     return launch(on, "softmax backward", attention_softmax_backward_kernel,
                   ceil_div(tile.n_heads * tile.n_queries, ROWS), warps, att, dscores, scores, datt, logsum,
@@ -748,7 +749,7 @@ unsigned row_threads(bool is_wide, int64_t n)
 }
 
 int cross_entropy(const struct compute *on, real *dlogits, double *loss, float *logits,
-                  const int32_t *targets, int64_t N, int64_t V, int64_t ld, gpt2_label label, float scale)
+                  const int32_t *targets, int64_t N, int64_t V, int64_t ld, model_label label, float scale)
 {
     bool w = wide(ld, dlogits, logits);
     return launch(on, "cross-entropy", BY_WIDTH(w, cross_entropy_kernel), (unsigned)N, row_threads(w, V),
@@ -763,7 +764,7 @@ int vocab_top(const struct compute *on, float *top, const float *logits, int64_t
 }
 
 int vocab_exponentials(const struct compute *on, float *logits, float *total, float *wanted, const float *top,
-                       const int32_t *targets, int64_t N, int64_t V, int64_t ld, gpt2_label label)
+                       const int32_t *targets, int64_t N, int64_t V, int64_t ld, model_label label)
 {
     bool w = wide(ld, logits);
     return launch(on, "exponentials", BY_WIDTH(w, vocab_exponentials_kernel), (unsigned)N, row_threads(w, V),
@@ -772,7 +773,7 @@ int vocab_exponentials(const struct compute *on, float *logits, float *total, fl
 
 int vocab_loss(const struct compute *on, real *dlogits, double *loss, const float *logits, const float *total,
                const float *wanted, const int32_t *targets, int64_t N, int64_t V, int64_t width, int64_t ld,
-               gpt2_label label, float scale)
+               model_label label, float scale)
 {
     bool w = wide(ld, dlogits, logits);
     return launch(on, "loss of parts", BY_WIDTH(w, vocab_loss_kernel), (unsigned)N, row_threads(w, width),
@@ -805,7 +806,7 @@ int embedding_forward(const struct compute *on, real *out, const int32_t *tokens
 }
 
 /* CUDA refuses an empty grid, which a rank would have whose tokens all belong to others. */
-int tokens_backward(const struct compute *on, real *grad, const real *dout, const struct gpt2_groups *to,
+int tokens_backward(const struct compute *on, real *grad, const real *dout, const struct model_groups *to,
                     float *, int64_t C)
 {
     if (!to->n_distinct)
@@ -815,7 +816,7 @@ int tokens_backward(const struct compute *on, real *grad, const real *dout, cons
                   to->first, (int)C);
 }
 
-int positions_backward(const struct compute *on, real *grad, const real *dout, const struct gpt2_groups *to,
+int positions_backward(const struct compute *on, real *grad, const real *dout, const struct model_groups *to,
                        float *, int64_t C)
 {
     int64_t n = to->n_distinct * C;
@@ -824,13 +825,13 @@ int positions_backward(const struct compute *on, real *grad, const real *dout, c
 }
 } // namespace
 
-#ifdef GPT2_BF16
-#define ATTENTION &gpt2_attention_cuda
+#ifdef MODEL_BF16
+#define ATTENTION &model_attention_cuda
 #else
 #define ATTENTION nullptr
 #endif
 
-const struct gpt2_layers gpt2_layers_cuda = {
+const struct model_layers model_layers_cuda = {
     ATTENTION,
     64, /* row_align: suits 16-byte accesses and tensor cores */
     n_scratch,

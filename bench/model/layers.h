@@ -9,14 +9,14 @@
  * Pointers are memory of on's device. On the host, work is done when a function returns. On a GPU it goes to
  * on's stream. The buffer scratch has n_scratch() floats, and is in use until the stream has passed the work.
  * Each function returns 0 or a zero_err. */
-#ifndef ZERO_BENCH_GPT2_LAYERS_H
-#define ZERO_BENCH_GPT2_LAYERS_H
+#ifndef ZERO_BENCH_MODEL_LAYERS_H
+#define ZERO_BENCH_MODEL_LAYERS_H
 
 #include "bench/model/attention.h"
 
 /* Rows by number, for the embedding's backward. The number distinct[i], of a token or a position, occurs in
  * rows order[first[i]] .. order[first[i + 1] - 1]. */
-struct gpt2_groups {
+struct model_groups {
     /* (B*T) Rows, sorted by number and then by row. */
     int32_t *order;
     /* (B*T) and (B*T + 1); n_distinct and n_distinct + 1 elements are used. */
@@ -25,10 +25,10 @@ struct gpt2_groups {
 };
 
 /* A batch: the tokens of this rank, the next token of each, and their positions. */
-struct gpt2_batch {
+struct model_batch {
     /* (B, T) each. A position counts from the beginning of the row, or of its document. */
     int32_t *tokens, *targets, *positions;
-    struct gpt2_groups by_token, by_position;
+    struct model_groups by_token, by_position;
     /* (B, context) With config.documents: where the document of each token of the whole row begins. Without
      * them NULL. */
     int32_t *document_start;
@@ -36,49 +36,49 @@ struct gpt2_batch {
 
 /* The distribution that a row should have: `each` on all V tokens, and `target` more on its target. Without
  * label smoothing (Szegedy et al., arXiv:1512.00567) these are 0 and 1. */
-struct gpt2_label {
+struct model_label {
     float each, target;
 };
 
 /* Attention in one kernel, for head sizes that fits() accepts. The functions are those of attention.h.
  * They need no scratch, and are deterministic, too. */
-struct gpt2_attention {
+struct model_attention {
     bool (*fits)(int64_t HS);
-    int (*forward)(const struct compute *on, const struct gpt2_attention_args *args, real *y, float *y32,
+    int (*forward)(const struct compute *on, const struct model_attention_args *args, real *y, float *y32,
                    float *logsum);
-    int (*backward)(const struct compute *on, const struct gpt2_attention_args *args, const real *dy,
+    int (*backward)(const struct compute *on, const struct model_attention_args *args, const real *dy,
                     const real *y, const float *logsum, float *dots,
-                    const struct gpt2_attention_grads *grads);
+                    const struct model_attention_grads *grads);
 };
 
 /* n heads of a batch, from number `first` on, in an array. Head h has rows of `width` elements. They begin at
  * h / NH * batch + h % NH * head, and are `row` elements apart. */
-struct gpt2_heads {
+struct model_heads {
     int64_t first, n, NH, width;
     int64_t batch, head, row;
 };
 
 /* A tile of scores (n_heads, n_queries, n_keys): of heads from first_head on, queries at positions from
  * `query` on, and keys at positions from `key` on. A query that is not among `queries` sees no key. */
-struct gpt2_tile {
+struct model_tile {
     int64_t first_head, n_heads, NH, T;
     int64_t query, n_queries, key, n_keys;
-    struct gpt2_rows queries;
+    struct model_rows queries;
     const int32_t *document_start;
     float scale;
 };
 
 /* The keys that a query sees: from .. to - 1, counted from the tile's first. */
-struct gpt2_seen {
+struct model_seen {
     int64_t from, to;
 };
 
-GPT2_HOST_DEVICE struct gpt2_seen gpt2_seen_keys(const struct gpt2_tile *t, int64_t head, int64_t query)
+MODEL_HOST_DEVICE struct model_seen model_seen_keys(const struct model_tile *t, int64_t head, int64_t query)
 {
-    struct gpt2_seen seen = {0, 0};
+    struct model_seen seen = {0, 0};
     int64_t p = t->query + query, to = p + 1 - t->key;
     int64_t from = t->document_start ? t->document_start[head / t->NH * t->T + p] - t->key : 0;
-    if (gpt2_row_at(&t->queries, p) < 0)
+    if (model_row_at(&t->queries, p) < 0)
         return seen;
     from = from > 0 ? from : 0;
     to = to < t->n_keys ? to : t->n_keys;
@@ -89,9 +89,9 @@ GPT2_HOST_DEVICE struct gpt2_seen gpt2_seen_keys(const struct gpt2_tile *t, int6
     return seen;
 }
 
-struct gpt2_layers {
+struct model_layers {
     /* NULL: attention consists of matrix products and the functions below. */
-    const struct gpt2_attention *attention;
+    const struct model_attention *attention;
     /* Rows of logits are padded to a multiple of so many elements. */
     int64_t row_align;
     int64_t (*n_scratch)(const struct compute *on, int64_t N, int64_t C);
@@ -113,19 +113,19 @@ struct gpt2_layers {
 
     /* to (heads, n, width) = the rows of `from` at positions first .. first + n - 1, and 0 for positions that
      * rows lacks. */
-    int (*attention_load)(const struct compute *on, real *to, const real *from, struct gpt2_heads heads,
-                          struct gpt2_rows rows, int64_t first, int64_t n);
+    int (*attention_load)(const struct compute *on, real *to, const real *from, struct model_heads heads,
+                          struct model_rows rows, int64_t first, int64_t n);
     /* Writes `from` (heads, n, width) to these rows of `to`. If to32 is not NULL, it writes them there
      * instead, or adds them. */
     int (*attention_store)(const struct compute *on, real *to, float *to32, bool adds, const float *from,
-                           struct gpt2_heads heads, struct gpt2_rows rows, int64_t first, int64_t n);
+                           struct model_heads heads, struct model_rows rows, int64_t first, int64_t n);
     /* att = softmax of scale * scores over the keys that a query sees, 0 for the others. logsum (n_heads,
      * n_queries) = log of the sum of their exponentials. Overwrites scores. */
     int (*attention_softmax)(const struct compute *on, real *att, float *logsum, float *scores,
-                             struct gpt2_tile tile);
-    /* Merges results for different keys as gpt2_attention_merge does. logsum is (heads, n). */
+                             struct model_tile tile);
+    /* Merges results for different keys as model_attention_merge does. logsum is (heads, n). */
     int (*attention_merge)(const struct compute *on, float *y, float *logsum, const float *y_part,
-                           const float *logsum_part, struct gpt2_heads heads, int64_t n);
+                           const float *logsum_part, struct model_heads heads, int64_t n);
     /* dots (B, NH, n) = dy . y of each row (B, n, NH, HS). This is what a query's att . datt would be. */
     int (*attention_dots)(const struct compute *on, float *dots, const real *dy, const real *y, int64_t B,
                           int64_t n, int64_t NH, int64_t HS);
@@ -133,12 +133,12 @@ struct gpt2_layers {
      * gradient of att. logsum and dots are (B, NH, rows of all queries). Overwrites scores and datt. */
     int (*attention_softmax_backward)(const struct compute *on, real *att, real *dscores, float *scores,
                                       float *datt, const float *logsum, const float *dots,
-                                      struct gpt2_tile tile);
+                                      struct model_tile tile);
 
     /* loss (N) = -log softmax(logits) of all tokens, weighted by label, for each row; dlogits = scale * its
      * gradient. Overwrites logits. Both are (N, V), with ld elements between rows. */
     int (*cross_entropy)(const struct compute *on, real *dlogits, double *loss, float *logits,
-                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct gpt2_label label,
+                         const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct model_label label,
                          float scale);
     /* Cross entropy in three steps, if the token ids are split over tensor-parallel ranks. V is the number of
      * this rank's ids. A negative target belongs to another rank. The first two steps write values over the
@@ -155,10 +155,10 @@ struct gpt2_layers {
                      int64_t ld);
     int (*vocab_exponentials)(const struct compute *on, float *logits, float *total, float *wanted,
                               const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
-                              struct gpt2_label label);
+                              struct model_label label);
     int (*vocab_loss)(const struct compute *on, real *dlogits, double *loss, const float *logits,
                       const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
-                      int64_t width, int64_t ld, struct gpt2_label label, float scale);
+                      int64_t width, int64_t ld, struct model_label label, float scale);
 
     /* *total += the mean of loss (N), rounded to a multiple of 2^-36. So adding up to 2^17 of them is exact,
      * and the mean over ranks and micro-batches does not depend on how micro-batches are distributed over
@@ -179,38 +179,38 @@ struct gpt2_layers {
     /* Add the rows of dout (N, C) to the rows of grad that `to` lists, which may be none. A token may have
      * many rows; a position has few. */
     int (*tokens_backward)(const struct compute *on, real *grad, const real *dout,
-                           const struct gpt2_groups *to, float *scratch, int64_t C);
+                           const struct model_groups *to, float *scratch, int64_t C);
     int (*positions_backward)(const struct compute *on, real *grad, const real *dout,
-                              const struct gpt2_groups *to, float *scratch, int64_t C);
+                              const struct model_groups *to, float *scratch, int64_t C);
 };
 
 /* The table for the device. */
-const struct gpt2_layers *gpt2_layers_for(const struct compute *compute);
+const struct model_layers *model_layers_for(const struct compute *compute);
 
-extern const struct gpt2_layers gpt2_layers_host;
+extern const struct model_layers model_layers_host;
 /* Only in builds with CUDA. */
-extern const struct gpt2_layers gpt2_layers_cuda;
-#ifdef GPT2_BF16
-extern const struct gpt2_attention gpt2_attention_cuda;
+extern const struct model_layers model_layers_cuda;
+#ifdef MODEL_BF16
+extern const struct model_attention model_attention_cuda;
 #endif
 
 /* Constants and formulas that both tables use. */
 
-#define GPT2_LAYERNORM_EPS  1e-5f
-#define GPT2_SQRT_2_OVER_PI 0.7978845608f
-#define GPT2_GELU_CUBIC     0.044715f
+#define MODEL_LAYERNORM_EPS  1e-5f
+#define MODEL_SQRT_2_OVER_PI 0.7978845608f
+#define MODEL_GELU_CUBIC     0.044715f
 
 /* The u in gelu(x) = x/2 * (1 + tanh(u)) = x * gate, with gate = 1 / (1 + e^(-2u)). u = sqrt(2/pi) * (x +
  * 0.044715 x^3). */
-GPT2_HOST_DEVICE float gpt2_gelu_u(float x)
+MODEL_HOST_DEVICE float model_gelu_u(float x)
 {
-    return GPT2_SQRT_2_OVER_PI * (x + GPT2_GELU_CUBIC * x * x * x);
+    return MODEL_SQRT_2_OVER_PI * (x + MODEL_GELU_CUBIC * x * x * x);
 }
 
 /* The derivative of gelu at x. */
-GPT2_HOST_DEVICE float gpt2_gelu_slope(float x, float gate)
+MODEL_HOST_DEVICE float model_gelu_slope(float x, float gate)
 {
-    float du = GPT2_SQRT_2_OVER_PI * (1.0f + 3.0f * GPT2_GELU_CUBIC * x * x);
+    float du = MODEL_SQRT_2_OVER_PI * (1.0f + 3.0f * MODEL_GELU_CUBIC * x * x);
     return gate + 2.0f * x * gate * (1.0f - gate) * du;
 }
 

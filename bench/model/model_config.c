@@ -9,7 +9,7 @@
 enum { NANO, M124, M355, M774, B1_5 };
 
 static const struct {
-    struct gpt2_config config; /* L, NH, C, T, V */
+    struct model_config config; /* L, NH, C, T, V */
     double lr;
 } presets[] = {
     [NANO] = {{6, 6, 96, 64, 256}, 2e-3},         [M124] = {{12, 12, 768, 1024, 50257}, 6e-4},
@@ -21,12 +21,12 @@ static const struct option_word preset_names[] = {
     {"gpt2-774M", M774}, {"gpt2-1.5B", B1_5}, {0},
 };
 
-const struct option_word gpt2_cp_forms[] = {
-    {"gather", GPT2_CP_GATHER}, {"exchange", GPT2_CP_EXCHANGE}, {"ring", GPT2_CP_RING}, {0}};
-const struct option_word gpt2_cp_orders[] = {
-    {"zigzag", GPT2_CP_ZIGZAG}, {"contiguous", GPT2_CP_CONTIGUOUS}, {0}};
+const struct option_word model_cp_forms[] = {
+    {"gather", MODEL_CP_GATHER}, {"exchange", MODEL_CP_EXCHANGE}, {"ring", MODEL_CP_RING}, {0}};
+const struct option_word model_cp_orders[] = {
+    {"zigzag", MODEL_CP_ZIGZAG}, {"contiguous", MODEL_CP_CONTIGUOUS}, {0}};
 
-int64_t gpt2_n_params(const struct gpt2_config *c)
+int64_t model_n_params(const struct model_config *c)
 {
     int64_t C = c->channels;
     int64_t layer =
@@ -34,48 +34,48 @@ int64_t gpt2_n_params(const struct gpt2_config *c)
     return (c->vocab + c->context) * C + c->layers * layer + 2 * C;
 }
 
-struct gpt2_cp_room gpt2_cp_room(const struct gpt2_config *c, int64_t B, int64_t element_bytes)
+struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int64_t element_bytes)
 {
-    int64_t tokens = B * gpt2_own_context(c), heads = gpt2_part_heads(c), HS = c->channels / c->heads;
+    int64_t tokens = B * model_own_context(c), heads = model_part_heads(c), HS = c->channels / c->heads;
     int64_t n = c->cp_heads ? c->cp_heads : heads, some = tokens * n * HS, all = tokens * heads * HS;
-    int64_t message = gpt2_apart(2 * all * element_bytes / (int64_t)sizeof(float) + 2 * all);
+    int64_t message = model_apart(2 * all * element_bytes / (int64_t)sizeof(float) + 2 * all);
     if (c->cp <= 1)
-        return (struct gpt2_cp_room){0};
+        return (struct model_cp_room){0};
     switch (c->cp_form) {
-    case GPT2_CP_EXCHANGE:
-        return (struct gpt2_cp_room){.reals = 2 * gpt2_apart(3 * all)};
-    case GPT2_CP_RING:
-        return (struct gpt2_cp_room){.floats = 2 * message + gpt2_apart(2 * all) + gpt2_apart(all) +
-                                               gpt2_apart(tokens * heads)};
+    case MODEL_CP_EXCHANGE:
+        return (struct model_cp_room){.reals = 2 * model_apart(3 * all)};
+    case MODEL_CP_RING:
+        return (struct model_cp_room){.floats = 2 * message + model_apart(2 * all) + model_apart(all) +
+                                                model_apart(tokens * heads)};
     default:
-        return (struct gpt2_cp_room){.reals = 2 * gpt2_apart(2 * c->cp * some) +
-                                              (n < heads ? 2 * gpt2_apart(some) : 0),
-                                     .floats = 2 * gpt2_apart(2 * c->cp * some) + gpt2_apart(some)};
+        return (struct model_cp_room){.reals = 2 * model_apart(2 * c->cp * some) +
+                                               (n < heads ? 2 * model_apart(some) : 0),
+                                      .floats = 2 * model_apart(2 * c->cp * some) + model_apart(some)};
     }
 }
 
 /* In planes of a rank's tokens, n bytes each. Gradients of keys and values are fp32. A ring passes keys and
  * values on cp - 1 times, and their gradients cp times. */
-int64_t gpt2_cp_bytes(const struct gpt2_config *c, int64_t B, int64_t element_bytes)
+int64_t model_cp_bytes(const struct model_config *c, int64_t B, int64_t element_bytes)
 {
-    int64_t elements = B * gpt2_own_context(c) * gpt2_part_channels(c), n = elements * element_bytes,
+    int64_t elements = B * model_own_context(c) * model_part_channels(c), n = elements * element_bytes,
             n32 = elements * (int64_t)sizeof(float), others = c->cp - 1;
     if (c->cp <= 1)
         return 0;
     switch (c->cp_form) {
-    case GPT2_CP_EXCHANGE:
+    case MODEL_CP_EXCHANGE:
         return (4 + 5) * n * others / c->cp;
-    case GPT2_CP_RING:
+    case MODEL_CP_RING:
         return 2 * 2 * n * others + 2 * n32 * c->cp;
     default:
         return 2 * 2 * n * others + 2 * n32 * others;
     }
 }
 
-bool gpt2_cp_fault(const struct gpt2_config *c, char *text, size_t n)
+bool model_cp_fault(const struct model_config *c, char *text, size_t n)
 {
-    long long cp = (long long)c->cp, heads = (long long)gpt2_part_heads(c), context = (long long)c->context;
-    long long chunks = c->cp_order == GPT2_CP_CONTIGUOUS ? cp : 2 * cp;
+    long long cp = (long long)c->cp, heads = (long long)model_part_heads(c), context = (long long)c->context;
+    long long chunks = c->cp_order == MODEL_CP_CONTIGUOUS ? cp : 2 * cp;
     *text = 0;
     if (cp <= 1 && (c->cp_form || c->cp_order || c->cp_heads))
         snprintf(text, n, "--cp%s: is of the ranks of --cp, of 2 or more",
@@ -85,9 +85,9 @@ bool gpt2_cp_fault(const struct gpt2_config *c, char *text, size_t n)
     else if (cp > 1 && context % chunks)
         snprintf(text, n, "--cp: the %s order cuts a row in %lld parts, which do not divide the %lld tokens",
                  chunks == cp ? "contiguous" : "zigzag", chunks, context);
-    else if (cp > 1 && c->cp_form == GPT2_CP_EXCHANGE && heads % cp)
+    else if (cp > 1 && c->cp_form == MODEL_CP_EXCHANGE && heads % cp)
         snprintf(text, n, "--cp-form exchange: %lld ranks do not divide the %lld heads of each", cp, heads);
-    else if (c->cp_heads && c->cp_form > GPT2_CP_GATHER)
+    else if (c->cp_heads && c->cp_form > MODEL_CP_GATHER)
         snprintf(text, n, "--cp-heads: is of --cp-form gather");
     else if (c->cp_heads && heads % c->cp_heads)
         snprintf(text, n, "--cp-heads: %lld do not divide the %lld heads of a rank", (long long)c->cp_heads,
@@ -95,9 +95,9 @@ bool gpt2_cp_fault(const struct gpt2_config *c, char *text, size_t n)
     return *text;
 }
 
-double gpt2_flop_per_token(const struct gpt2_config *c)
+double model_flop_per_token(const struct model_config *c)
 {
-    double weights = (double)(gpt2_n_params(c) - c->context * c->channels);
+    double weights = (double)(model_n_params(c) - c->context * c->channels);
     return 6 * weights + 12 * (double)c->layers * (double)c->channels * (double)c->context;
 }
 
@@ -120,8 +120,8 @@ static const struct option_row rows[] = {
 static error_t finish(struct argp_state *state, void *options)
 {
     struct model_options *m = options;
-    struct gpt2_config *c = &m->config;
-    const struct gpt2_config *own = &m->own;
+    struct model_config *c = &m->config;
+    const struct model_config *own = &m->own;
     bool custom = own->layers || own->heads || own->channels || own->vocab;
     m->name = custom ? "custom" : option_word_of(preset_names, m->preset);
     m->default_lr = presets[m->preset].lr;
@@ -146,7 +146,7 @@ static error_t finish(struct argp_state *state, void *options)
 }
 
 /* Keeps the context. The other sizes become those of gpt2-nano, and all other fields of config 0. */
-void gpt2_take_nano(struct model_options *m)
+void model_take_nano(struct model_options *m)
 {
     int64_t context = m->config.context;
     m->name = option_word_of(preset_names, NANO);
@@ -155,4 +155,4 @@ void gpt2_take_nano(struct model_options *m)
     m->config.context = context;
 }
 
-const struct option_table gpt2_config_options = {.rows = rows, .header = "Model:", .finish = finish};
+const struct option_table model_config_options = {.rows = rows, .header = "Model:", .finish = finish};

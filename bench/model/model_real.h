@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model_real.h: the element type of the model's tensors.
  *
- * The model's files are compiled once per dtype (bench/meson.build). With GPT2_BF16 a real is a bfloat16,
+ * The model's files are compiled once per dtype (bench/meson.build). With MODEL_BF16 a real is a bfloat16,
  * otherwise a float. Arithmetic is fp32 in both cases. The end of this header gives every global name of
  * these files a suffix, so that one program can contain both. If a name is missing there, the linker silently
  * uses one dtype's function for both; test/lint/same_names.py checks this. */
-#ifndef ZERO_BENCH_GPT2_REAL_H
-#define ZERO_BENCH_GPT2_REAL_H
+#ifndef ZERO_BENCH_MODEL_REAL_H
+#define ZERO_BENCH_MODEL_REAL_H
 
 #include "kernels/device.h"
 #include "zero/zero.h"
@@ -15,21 +15,21 @@
 #include <string.h>
 
 #ifdef __CUDACC__ /* for the host and the GPU */
-#define GPT2_HOST_DEVICE static inline __host__ __device__
+#define MODEL_HOST_DEVICE static inline __host__ __device__
 #else
-#define GPT2_HOST_DEVICE static inline
+#define MODEL_HOST_DEVICE static inline
 #endif
 
-#ifdef GPT2_BF16
+#ifdef MODEL_BF16
 
 /* The upper half of a float. */
 typedef uint16_t real;
-#define GPT2_ZERO_DTYPE ZERO_BF16
-#define GPT2_DTYPE_NAME "bf16"
-#define GPT2_GEMM_DTYPE ZERO_BF16
-#define GPT2_NAME(name) name##_bf16
+#define MODEL_DTYPE      ZERO_BF16
+#define MODEL_DTYPE_NAME "bf16"
+#define MODEL_DTYPE      ZERO_BF16
+#define MODEL_NAME(name) name##_bf16
 
-GPT2_HOST_DEVICE float to_float(real x)
+MODEL_HOST_DEVICE float to_float(real x)
 {
     uint32_t bits = (uint32_t)x << 16;
     float f;
@@ -38,7 +38,7 @@ GPT2_HOST_DEVICE float to_float(real x)
 }
 
 /* Rounds to nearest, ties to even. A NaN stays a NaN. */
-GPT2_HOST_DEVICE real from_float(float f)
+MODEL_HOST_DEVICE real from_float(float f)
 {
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
@@ -49,17 +49,17 @@ GPT2_HOST_DEVICE real from_float(float f)
 #else
 
 typedef float real;
-#define GPT2_ZERO_DTYPE ZERO_F32
-#define GPT2_DTYPE_NAME "f32"
-#define GPT2_GEMM_DTYPE ZERO_F32
-#define GPT2_NAME(name) name##_f32
+#define MODEL_DTYPE      ZERO_F32
+#define MODEL_DTYPE_NAME "f32"
+#define MODEL_DTYPE      ZERO_F32
+#define MODEL_NAME(name) name##_f32
 
-GPT2_HOST_DEVICE float to_float(real x)
+MODEL_HOST_DEVICE float to_float(real x)
 {
     return x;
 }
 
-GPT2_HOST_DEVICE real from_float(float f)
+MODEL_HOST_DEVICE real from_float(float f)
 {
     return f;
 }
@@ -71,85 +71,85 @@ GPT2_HOST_DEVICE real from_float(float f)
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) &&                       \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
 #if __GNUC__ >= 12 /* v4 has 64-bit integer multiplication, which drawing weights uses most */
-#define GPT2_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define MODEL_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
-#define GPT2_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define MODEL_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif
 #else
-#define GPT2_CLONES
+#define MODEL_CLONES
 #endif
 
-#define gpt2_layers_for         GPT2_NAME(gpt2_layers_for)
-#define gpt2_layers_host        GPT2_NAME(gpt2_layers_host)
-#define gpt2_layers_cuda        GPT2_NAME(gpt2_layers_cuda)
-#define gpt2_next_batch         GPT2_NAME(gpt2_next_batch)
-#define gpt2_send_batch         GPT2_NAME(gpt2_send_batch)
-#define gpt2_turn_to            GPT2_NAME(gpt2_turn_to)
-#define gpt2_copy_residual      GPT2_NAME(gpt2_copy_residual)
-#define gpt2_last_residual      GPT2_NAME(gpt2_last_residual)
-#define gpt2_send_loss          GPT2_NAME(gpt2_send_loss)
-#define gpt2_take_loss          GPT2_NAME(gpt2_take_loss)
-#define gpt2_open               GPT2_NAME(gpt2_open)
-#define gpt2_keep               GPT2_NAME(gpt2_keep)
-#define gpt2_open_grads         GPT2_NAME(gpt2_open_grads)
-#define gpt2_open_params        GPT2_NAME(gpt2_open_params)
-#define gpt2_draw               GPT2_NAME(gpt2_draw)
-#define gpt2_attention_scratch  GPT2_NAME(gpt2_attention_scratch)
-#define gpt2_attention_forward  GPT2_NAME(gpt2_attention_forward)
-#define gpt2_attention_merge    GPT2_NAME(gpt2_attention_merge)
-#define gpt2_attention_backward GPT2_NAME(gpt2_attention_backward)
-#define gpt2_activation_bytes   GPT2_NAME(gpt2_activation_bytes)
-#define gpt2_close              GPT2_NAME(gpt2_close)
-#define gpt2_embed_forward      GPT2_NAME(gpt2_embed_forward)
-#define gpt2_embed_backward     GPT2_NAME(gpt2_embed_backward)
-#define gpt2_layer_forward      GPT2_NAME(gpt2_layer_forward)
-#define gpt2_layer_backward     GPT2_NAME(gpt2_layer_backward)
-#define gpt2_head_forward       GPT2_NAME(gpt2_head_forward)
-#define gpt2_head_backward      GPT2_NAME(gpt2_head_backward)
-#define gpt2_vocab_localize     GPT2_NAME(gpt2_vocab_localize)
-#define gpt2_vocab_top          GPT2_NAME(gpt2_vocab_top)
-#define gpt2_vocab_exponentials GPT2_NAME(gpt2_vocab_exponentials)
-#define gpt2_vocab_loss         GPT2_NAME(gpt2_vocab_loss)
-#define gpt2_rows_of            GPT2_NAME(gpt2_rows_of)
-#define gpt2_context_forward    GPT2_NAME(gpt2_context_forward)
-#define gpt2_context_backward   GPT2_NAME(gpt2_context_backward)
-#define gpt2_context_scratch    GPT2_NAME(gpt2_context_scratch)
-#define plain_open              GPT2_NAME(plain_open)
-#define plain_step              GPT2_NAME(plain_step)
-#define plain_read              GPT2_NAME(plain_read)
-#define plain_close             GPT2_NAME(plain_close)
-#define plain_device_open       GPT2_NAME(plain_device_open)
-#define plain_device_step       GPT2_NAME(plain_device_step)
-#define plain_device_read       GPT2_NAME(plain_device_read)
-#define plain_device_close      GPT2_NAME(plain_device_close)
-#define train_open              GPT2_NAME(train_open)
-#define train_configure         GPT2_NAME(train_configure)
-#define train_after_wrap        GPT2_NAME(train_after_wrap)
-#define train_reads_weights     GPT2_NAME(train_reads_weights)
-#define train_first_element     GPT2_NAME(train_first_element)
-#define train_close             GPT2_NAME(train_close)
-#define plain_train_open        GPT2_NAME(plain_train_open)
-#define plain_train_step        GPT2_NAME(plain_train_step)
-#define pipeline_train_step     GPT2_NAME(pipeline_train_step)
-#define pipeline_has_two_parts  GPT2_NAME(pipeline_has_two_parts)
-#define pipeline_keep           GPT2_NAME(pipeline_keep)
-#define train_next_text         GPT2_NAME(train_next_text)
-#define train_take_loss         GPT2_NAME(train_take_loss)
-#define train_time_is_up        GPT2_NAME(train_time_is_up)
-#define train_report_step       GPT2_NAME(train_report_step)
-#define train_describe          GPT2_NAME(train_describe)
-#define train_join_tp           GPT2_NAME(train_join_tp)
-#define train_join_cp           GPT2_NAME(train_join_cp)
-#define train_cp_rows           GPT2_NAME(train_cp_rows)
-#define train_load_text         GPT2_NAME(train_load_text)
-#define train_save              GPT2_NAME(train_save)
-#define train_load              GPT2_NAME(train_load)
-#define train_import            GPT2_NAME(train_import)
-#define train_export            GPT2_NAME(train_export)
-#define train_reduce_tp         GPT2_NAME(train_reduce_tp)
-#define train_hash_tp           GPT2_NAME(train_hash_tp)
-#define train_run               GPT2_NAME(train_run)
-#define train_introduce         GPT2_NAME(train_introduce)
-#define train_end               GPT2_NAME(train_end)
+#define model_layers_for         MODEL_NAME(model_layers_for)
+#define model_layers_host        MODEL_NAME(model_layers_host)
+#define model_layers_cuda        MODEL_NAME(model_layers_cuda)
+#define model_next_batch         MODEL_NAME(model_next_batch)
+#define model_send_batch         MODEL_NAME(model_send_batch)
+#define model_turn_to            MODEL_NAME(model_turn_to)
+#define model_copy_residual      MODEL_NAME(model_copy_residual)
+#define model_last_residual      MODEL_NAME(model_last_residual)
+#define model_send_loss          MODEL_NAME(model_send_loss)
+#define model_take_loss          MODEL_NAME(model_take_loss)
+#define model_open               MODEL_NAME(model_open)
+#define model_keep               MODEL_NAME(model_keep)
+#define model_open_grads         MODEL_NAME(model_open_grads)
+#define model_open_params        MODEL_NAME(model_open_params)
+#define gpt2_draw                MODEL_NAME(gpt2_draw)
+#define model_attention_scratch  MODEL_NAME(model_attention_scratch)
+#define model_attention_forward  MODEL_NAME(model_attention_forward)
+#define model_attention_merge    MODEL_NAME(model_attention_merge)
+#define model_attention_backward MODEL_NAME(model_attention_backward)
+#define model_activation_bytes   MODEL_NAME(model_activation_bytes)
+#define model_close              MODEL_NAME(model_close)
+#define gpt2_embed_forward       MODEL_NAME(gpt2_embed_forward)
+#define gpt2_embed_backward      MODEL_NAME(gpt2_embed_backward)
+#define gpt2_layer_forward       MODEL_NAME(gpt2_layer_forward)
+#define gpt2_layer_backward      MODEL_NAME(gpt2_layer_backward)
+#define gpt2_head_forward        MODEL_NAME(gpt2_head_forward)
+#define gpt2_head_backward       MODEL_NAME(gpt2_head_backward)
+#define model_vocab_localize     MODEL_NAME(model_vocab_localize)
+#define model_vocab_top          MODEL_NAME(model_vocab_top)
+#define model_vocab_exponentials MODEL_NAME(model_vocab_exponentials)
+#define model_vocab_loss         MODEL_NAME(model_vocab_loss)
+#define model_rows_of            MODEL_NAME(model_rows_of)
+#define model_context_forward    MODEL_NAME(model_context_forward)
+#define model_context_backward   MODEL_NAME(model_context_backward)
+#define model_context_scratch    MODEL_NAME(model_context_scratch)
+#define plain_open               MODEL_NAME(plain_open)
+#define plain_step               MODEL_NAME(plain_step)
+#define plain_read               MODEL_NAME(plain_read)
+#define plain_close              MODEL_NAME(plain_close)
+#define plain_device_open        MODEL_NAME(plain_device_open)
+#define plain_device_step        MODEL_NAME(plain_device_step)
+#define plain_device_read        MODEL_NAME(plain_device_read)
+#define plain_device_close       MODEL_NAME(plain_device_close)
+#define train_open               MODEL_NAME(train_open)
+#define train_configure          MODEL_NAME(train_configure)
+#define train_after_wrap         MODEL_NAME(train_after_wrap)
+#define train_reads_weights      MODEL_NAME(train_reads_weights)
+#define train_first_element      MODEL_NAME(train_first_element)
+#define train_close              MODEL_NAME(train_close)
+#define plain_train_open         MODEL_NAME(plain_train_open)
+#define plain_train_step         MODEL_NAME(plain_train_step)
+#define pipeline_train_step      MODEL_NAME(pipeline_train_step)
+#define pipeline_has_two_parts   MODEL_NAME(pipeline_has_two_parts)
+#define pipeline_keep            MODEL_NAME(pipeline_keep)
+#define train_next_text          MODEL_NAME(train_next_text)
+#define train_take_loss          MODEL_NAME(train_take_loss)
+#define train_time_is_up         MODEL_NAME(train_time_is_up)
+#define train_report_step        MODEL_NAME(train_report_step)
+#define train_describe           MODEL_NAME(train_describe)
+#define train_join_tp            MODEL_NAME(train_join_tp)
+#define train_join_cp            MODEL_NAME(train_join_cp)
+#define train_cp_rows            MODEL_NAME(train_cp_rows)
+#define train_load_text          MODEL_NAME(train_load_text)
+#define train_save               MODEL_NAME(train_save)
+#define train_load               MODEL_NAME(train_load)
+#define train_import             MODEL_NAME(train_import)
+#define train_export             MODEL_NAME(train_export)
+#define train_reduce_tp          MODEL_NAME(train_reduce_tp)
+#define train_hash_tp            MODEL_NAME(train_hash_tp)
+#define train_run                MODEL_NAME(train_run)
+#define train_introduce          MODEL_NAME(train_introduce)
+#define train_end                MODEL_NAME(train_end)
 
 #endif

@@ -9,14 +9,14 @@
 #define PIECE ((int64_t)1 << 21) /* elements drawn at a time */
 
 /* Allocates one page-aligned block and points n pointers at consecutive pieces of it. */
-static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, const int64_t *sizes, int n,
+static int lay_out(struct model *m, struct model_block *block, void **pieces, const int64_t *sizes, int n,
                    size_t element_bytes)
 {
     const int64_t align = 256 / (int64_t)element_bytes; /* of each piece, in elements */
     int64_t total = 0;
     for (int i = 0; i < n; i++)
         total += (sizes[i] + align - 1) / align * align;
-    struct gpt2_block b = {NULL, total * (int64_t)element_bytes};
+    struct model_block b = {NULL, total * (int64_t)element_bytes};
     int err = m->compute->dev->ops->alloc(m->compute->dev, b.bytes, &b.p);
     if (err)
         return err;
@@ -28,17 +28,17 @@ static int lay_out(struct gpt2 *m, struct gpt2_block *block, void **pieces, cons
     return 0;
 }
 
-static void give_back(struct gpt2 *m, struct gpt2_block *block)
+static void give_back(struct model *m, struct model_block *block)
 {
     if (block->p)
         m->compute->dev->ops->free(m->compute->dev, block->p, block->bytes);
-    *block = (struct gpt2_block){0};
+    *block = (struct model_block){0};
 }
 
-static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_config *c)
+static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct model_config *c)
 {
-    int64_t L = c->layers, C = c->channels, U = gpt2_part_vocab(c);
-    int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c);
+    int64_t L = c->layers, C = c->channels, U = model_part_vocab(c);
+    int64_t A = model_part_channels(c), F = model_part_hidden(c);
     const int64_t s[GPT2_N_TENSORS] = {
         U * C,          /* wte */
         c->context * C, /* wpe */
@@ -66,34 +66,34 @@ static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct gpt2_conf
 
 /* Allocates one micro-batch's activations. Only the first micro-batch allocates the buffers of backward, and
  * all others share them. */
-static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
+static int open_activations(struct model *m, struct model_kept *k, bool first)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = gpt2_own_context(&m->config), B = m->B;
-    int64_t A = gpt2_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
-    int64_t R = gpt2_own_rows(m), R_in = m->config.no_embedding ? 0 : R, R_head = m->config.no_head ? 0 : R;
+    int64_t L = m->config.layers, C = m->config.channels, T = model_own_context(&m->config), B = m->B;
+    int64_t A = model_part_channels(&m->config), F = model_part_hidden(&m->config);
+    int64_t R = model_own_rows(m), R_in = m->config.no_embedding ? 0 : R, R_head = m->config.no_head ? 0 : R;
     int64_t BT_head = m->config.no_head ? 0 : B * T, BT_shared = first ? B * T : 0;
     bool two_parts = m->config.two_parts; /* each micro-batch has dqkv, dfch and kept_grads */
     const int64_t sizes[GPT2_N_ACTIVATIONS] = {
-        R_in * C,                                                      /* embedded */
-        L * R * C,                                                     /* ln1 */
-        L * B * T * 3 * A,                                             /* qkv */
-        L * B * T * A,                                                 /* atty */
-        L * R * C,                                                     /* residual2 */
-        L * R * C,                                                     /* ln2 */
-        L * B * T * F,                                                 /* fch */
-        L * B * T * F,                                                 /* fch_gelu */
-        L * R * C,                                                     /* residual3 */
-        R_head * C,                                                    /* lnf */
-        BT_head * m->ld_logits,                                        /* dlogits */
-        first ? R * C : 0,                                             /* dresidual */
-        BT_shared * C,                                                 /* dbtc */
-        two_parts ? L * gpt2_apart(B * T * 3 * A) : BT_shared * 3 * A, /* dqkv */
-        two_parts ? L * gpt2_apart(B * T * F) : BT_shared * F,         /* dfch */
-        first ? 4 * C : 0,                                             /* dbias */
-        m->config.sequence ? BT_shared * C : 0,                        /* all */
-        first ? gpt2_cp_room(&m->config, B, sizeof(real)).reals : 0,   /* shared */
+        R_in * C,                                                       /* embedded */
+        L * R * C,                                                      /* ln1 */
+        L * B * T * 3 * A,                                              /* qkv */
+        L * B * T * A,                                                  /* atty */
+        L * R * C,                                                      /* residual2 */
+        L * R * C,                                                      /* ln2 */
+        L * B * T * F,                                                  /* fch */
+        L * B * T * F,                                                  /* fch_gelu */
+        L * R * C,                                                      /* residual3 */
+        R_head * C,                                                     /* lnf */
+        BT_head * m->ld_logits,                                         /* dlogits */
+        first ? R * C : 0,                                              /* dresidual */
+        BT_shared * C,                                                  /* dbtc */
+        two_parts ? L * model_apart(B * T * 3 * A) : BT_shared * 3 * A, /* dqkv */
+        two_parts ? L * model_apart(B * T * F) : BT_shared * F,         /* dfch */
+        first ? 4 * C : 0,                                              /* dbias */
+        m->config.sequence ? BT_shared * C : 0,                         /* all */
+        first ? model_cp_room(&m->config, B, sizeof(real)).reals : 0,   /* shared */
         /* kept_grads: 4 * l to 4 * l + 3 are of layer l, 4 * L of the head, 4 * L + 1 of the embedding */
-        two_parts ? (4 * L + 2) * gpt2_apart(R * C) : 0,
+        two_parts ? (4 * L + 2) * model_apart(R * C) : 0,
     };
     int err = lay_out(m, &k->acts_memory, (void **)&k->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
     if (!err && !first) {
@@ -113,26 +113,26 @@ static int open_activations(struct gpt2 *m, struct gpt2_kept *k, bool first)
 
 /* Allocates one micro-batch's statistics. Only the first micro-batch allocates the buffers, and all others
  * share them. */
-static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
+static int open_statistics(struct model *m, struct model_kept *k, bool first)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = gpt2_own_context(&m->config),
-            NH = gpt2_part_heads(&m->config);
+    int64_t L = m->config.layers, C = m->config.channels, T = model_own_context(&m->config),
+            NH = model_part_heads(&m->config);
     int64_t B = m->B, ld = m->config.no_head ? 0 : m->ld_logits;
-    int64_t R = gpt2_own_rows(m), R_head = m->config.no_head ? 0 : R, T_shared = first ? T : 0;
+    int64_t R = model_own_rows(m), R_head = m->config.no_head ? 0 : R, T_shared = first ? T : 0;
     const int64_t sizes[GPT2_N_STATISTICS] = {
         L * R,
         L * R, /* ln1_mean, ln1_rstd */
         L * R,
         L * R, /* ln2_mean, ln2_rstd */
         R_head,
-        R_head,                                                       /* lnf_mean, lnf_rstd */
-        L * B * NH * T,                                               /* logsum */
-        B * NH * T_shared,                                            /* dots */
-        first ? gpt2_context_scratch(m) : 0,                          /* attention */
-        T_shared * ld,                                                /* logits */
-        3 * T_shared,                                                 /* rows */
-        first ? m->layers->n_scratch(m->compute, B * T, C) : 0,       /* scratch */
-        first ? gpt2_cp_room(&m->config, B, sizeof(real)).floats : 0, /* shared */
+        R_head,                                                        /* lnf_mean, lnf_rstd */
+        L * B * NH * T,                                                /* logsum */
+        B * NH * T_shared,                                             /* dots */
+        first ? model_context_scratch(m) : 0,                          /* attention */
+        T_shared * ld,                                                 /* logits */
+        3 * T_shared,                                                  /* rows */
+        first ? m->layers->n_scratch(m->compute, B * T, C) : 0,        /* scratch */
+        first ? model_cp_room(&m->config, B, sizeof(real)).floats : 0, /* shared */
     };
     int err = lay_out(m, &k->stats_memory, (void **)&k->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
     if (!err && !first) {
@@ -147,46 +147,46 @@ static int open_statistics(struct gpt2 *m, struct gpt2_kept *k, bool first)
     return err;
 }
 
-int gpt2_keep(struct gpt2 *m, int64_t n)
+int model_keep(struct model *m, int64_t n)
 {
     int err = 0;
     if (n > m->n_kept)
         ZR_TRY(ZR_GROW(m->kept, n, "%lld micro-batches", (long long)n));
     while (m->n_kept < n && !err) {
         int64_t i = m->n_kept++;
-        m->kept[i] = (struct gpt2_kept){0};
+        m->kept[i] = (struct model_kept){0};
         err = open_activations(m, &m->kept[i], i == 0);
         err = err ? err : open_statistics(m, &m->kept[i], i == 0);
     }
     if (!err)
-        gpt2_turn_to(m, 0);
+        model_turn_to(m, 0);
     return err;
 }
 
 /* Points the arrays of groups into 3*BT + 1 elements, and returns what follows. */
-static int32_t *group_pieces(struct gpt2_groups *g, int32_t *at, int64_t BT)
+static int32_t *group_pieces(struct model_groups *g, int32_t *at, int64_t BT)
 {
-    *g = (struct gpt2_groups){.order = at, .distinct = at + BT, .first = at + 2 * BT};
+    *g = (struct model_groups){.order = at, .distinct = at + BT, .first = at + 2 * BT};
     return at + 3 * BT + 1;
 }
 
 /* The elements of a batch, whose arrays share one block. */
-static int64_t batch_elements(const struct gpt2 *m)
+static int64_t batch_elements(const struct model *m)
 {
-    return 3 * gpt2_own_tokens(m) + 2 * (3 * gpt2_own_tokens(m) + 1) +
+    return 3 * model_own_tokens(m) + 2 * (3 * model_own_tokens(m) + 1) +
            (m->config.documents ? m->B * m->config.context : 0);
 }
 
-static void batch_pieces(const struct gpt2 *m, struct gpt2_batch *b, int32_t *at)
+static void batch_pieces(const struct model *m, struct model_batch *b, int32_t *at)
 {
-    int64_t BT = gpt2_own_tokens(m);
-    *b = (struct gpt2_batch){.tokens = at, .targets = at + BT, .positions = at + 2 * BT};
+    int64_t BT = model_own_tokens(m);
+    *b = (struct model_batch){.tokens = at, .targets = at + BT, .positions = at + 2 * BT};
     at = group_pieces(&b->by_token, at + 3 * BT, BT);
     at = group_pieces(&b->by_position, at, BT);
     b->document_start = m->config.documents ? at : NULL;
 }
 
-static int open_batches(struct gpt2 *m)
+static int open_batches(struct model *m)
 {
     struct zr_device *dev = m->compute->dev;
     int64_t n = batch_elements(m);
@@ -195,7 +195,7 @@ static int open_batches(struct gpt2 *m)
         return err;
     n = m->batch_memory.bytes / (int64_t)sizeof(int32_t);
     batch_pieces(m, &m->batch, m->batch_memory.p);
-    struct gpt2_block host = {NULL, 2 * m->batch_memory.bytes + (int64_t)sizeof(double)};
+    struct model_block host = {NULL, 2 * m->batch_memory.bytes + (int64_t)sizeof(double)};
     err = dev->ops->host_alloc(dev, host.bytes, &host.p);
     if (err)
         return err;
@@ -208,9 +208,9 @@ static int open_batches(struct gpt2 *m)
     return err ? err : dev->ops->event_open(dev, &m->loss_sent);
 }
 
-static int open_losses(struct gpt2 *m)
+static int open_losses(struct model *m)
 {
-    int64_t sizes[] = {gpt2_own_tokens(m), 1};
+    int64_t sizes[] = {model_own_tokens(m), 1};
     void *pieces[2];
     int err = lay_out(m, &m->losses_memory, pieces, sizes, 2, sizeof(double));
     if (err)
@@ -225,7 +225,7 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-static int draw_all(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint64_t seed)
+static int draw_all(struct model *m, const int64_t sizes[GPT2_N_TENSORS], uint64_t seed)
 {
     const struct zr_device_ops *dev = m->compute->dev->ops;
     real *piece;
@@ -242,37 +242,37 @@ static int draw_all(struct gpt2 *m, const int64_t sizes[GPT2_N_TENSORS], uint64_
     return err;
 }
 
-const struct gpt2_layers *gpt2_layers_for(const struct compute *compute)
+const struct model_layers *model_layers_for(const struct compute *compute)
 {
 #ifdef ZR_HAVE_CUDA
     if (compute->cuda)
-        return &gpt2_layers_cuda;
+        return &model_layers_cuda;
 #endif
     (void)compute; /* no GPU in this build */
-    return &gpt2_layers_host;
+    return &model_layers_host;
 }
 
-int gpt2_open(struct gpt2 *m, const struct gpt2_config *config, int64_t B, const struct compute *compute)
+int model_open(struct model *m, const struct model_config *config, int64_t B, const struct compute *compute)
 {
-    const struct gpt2_layers *layers = gpt2_layers_for(compute);
+    const struct model_layers *layers = model_layers_for(compute);
     int64_t align = layers->row_align;
-    *m = (struct gpt2){.config = *config, .B = B, .compute = compute, .layers = layers};
-    m->ld_logits = (gpt2_part_vocab(config) + align - 1) / align * align;
-    int err = gpt2_keep(m, 1);
+    *m = (struct model){.config = *config, .B = B, .compute = compute, .layers = layers};
+    m->ld_logits = (model_part_vocab(config) + align - 1) / align * align;
+    int err = model_keep(m, 1);
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
     if (!err)
         err = ZR_ALLOC(m->count, config->vocab + config->context, "%lld counts",
                        (long long)(config->vocab + config->context));
     if (err) {
-        gpt2_close(m);
+        model_close(m);
         return zr_fail_more(err, "a model of %lld parameters and %lld rows of %lld tokens",
-                            (long long)gpt2_n_params(config), (long long)B, (long long)config->context);
+                            (long long)model_n_params(config), (long long)B, (long long)config->context);
     }
     return 0;
 }
 
-int gpt2_open_params(struct gpt2 *m, uint64_t seed)
+int model_open_params(struct model *m, uint64_t seed)
 {
     int64_t sizes[GPT2_N_TENSORS];
     int64_t n_params = param_sizes(sizes, &m->config);
@@ -281,7 +281,7 @@ int gpt2_open_params(struct gpt2 *m, uint64_t seed)
     return err ? zr_fail_more(err, "a model of %lld parameters", (long long)n_params) : 0;
 }
 
-int gpt2_open_grads(struct gpt2 *m)
+int model_open_grads(struct model *m)
 {
     int64_t sizes[GPT2_N_TENSORS];
     int64_t n_params = param_sizes(sizes, &m->config);
@@ -291,11 +291,11 @@ int gpt2_open_grads(struct gpt2 *m)
     return m->compute->dev->ops->zero(m->compute->stream, m->grads_memory.p, m->grads_memory.bytes);
 }
 
-int gpt2_next_batch(struct gpt2 *m)
+int model_next_batch(struct model *m)
 {
-    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    const struct model_rows own = model_rows_of(m, m->cp.part);
     m->slot = !m->slot;
-    const struct gpt2_batch *b = &m->staged[m->slot];
+    const struct model_batch *b = &m->staged[m->slot];
     m->tokens = b->tokens;
     m->targets = b->targets;
     m->positions = b->positions;
@@ -309,21 +309,21 @@ int gpt2_next_batch(struct gpt2 *m)
     return 0;
 }
 
-int64_t gpt2_activation_bytes(const struct gpt2 *m)
+int64_t model_activation_bytes(const struct model *m)
 {
-    int64_t bytes = gpt2_cp_room(&m->config, m->B, sizeof(real)).floats * (int64_t)sizeof(float);
+    int64_t bytes = model_cp_room(&m->config, m->B, sizeof(real)).floats * (int64_t)sizeof(float);
     for (int64_t i = 0; i < m->n_kept; i++)
         bytes += m->kept[i].acts_memory.bytes;
     return bytes;
 }
 
-void gpt2_close(struct gpt2 *m)
+void model_close(struct model *m)
 {
     if (!m->compute)
         return;
     struct zr_device *dev = m->compute->dev;
     dev->ops->stream_sync(m->compute->stream); /* no running work may use what is freed */
-    struct gpt2_block *blocks[] = {&m->params_memory, &m->grads_memory, &m->losses_memory, &m->batch_memory};
+    struct model_block *blocks[] = {&m->params_memory, &m->grads_memory, &m->losses_memory, &m->batch_memory};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         give_back(m, blocks[i]);
     for (int64_t i = 0; i < m->n_kept; i++) {
@@ -337,5 +337,5 @@ void gpt2_close(struct gpt2 *m)
     dev->ops->event_close(m->sent[1]);
     dev->ops->event_close(m->loss_sent);
     free(m->count);
-    *m = (struct gpt2){0};
+    *m = (struct model){0};
 }

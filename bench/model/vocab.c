@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V)
+void model_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V)
 {
     for (int64_t i = 0; i < n; i++) {
         int64_t id = ids[i] - first;
@@ -13,8 +13,8 @@ void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V)
     }
 }
 
-int gpt2_vocab_top(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
-                   int64_t ld)
+int model_vocab_top(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
+                    int64_t ld)
 {
     IN_PARTS(on)
     for (int64_t row = part_at(on, N, part); row < part_at(on, N, part + 1); row++) {
@@ -27,9 +27,9 @@ int gpt2_vocab_top(const struct compute *on, float *top, const float *logits, in
     return 0;
 }
 
-int gpt2_vocab_exponentials(const struct compute *on, float *logits, float *total, float *wanted,
-                            const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
-                            struct gpt2_label label)
+int model_vocab_exponentials(const struct compute *on, float *logits, float *total, float *wanted,
+                             const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
+                             struct model_label label)
 {
     IN_PARTS(on)
     for (int64_t row = part_at(on, N, part); row < part_at(on, N, part + 1); row++) {
@@ -47,9 +47,9 @@ int gpt2_vocab_exponentials(const struct compute *on, float *logits, float *tota
     return 0;
 }
 
-int gpt2_vocab_loss(const struct compute *on, real *dlogits, double *loss, const float *logits,
-                    const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
-                    int64_t width, int64_t ld, struct gpt2_label label, float scale)
+int model_vocab_loss(const struct compute *on, real *dlogits, double *loss, const float *logits,
+                     const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
+                     int64_t width, int64_t ld, struct model_label label, float scale)
 {
     IN_PARTS(on)
     for (int64_t row = part_at(on, N, part); row < part_at(on, N, part + 1); row++) {

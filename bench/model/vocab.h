@@ -4,25 +4,25 @@
  *
  * The steps of the loss here are those for the CPU; layers.cu has those for GPUs. layers.h says what
  * each step computes. */
-#ifndef ZERO_BENCH_GPT2_VOCAB_H
-#define ZERO_BENCH_GPT2_VOCAB_H
+#ifndef ZERO_BENCH_MODEL_VOCAB_H
+#define ZERO_BENCH_MODEL_VOCAB_H
 
 #include "bench/model/layers.h"
 
 /* Converts n ids of the whole vocabulary, in host memory, to numbers from 0 for the rank that has the V ids
  * from `first` on. Ids of other ranks become -1. */
-void gpt2_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V);
+void model_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V);
 
 /* N is the number of rows, V the number of this rank's ids. Rows of logits and dlogits are ld elements apart.
  * Each has `width` columns in dlogits, as many on all ranks; the columns from V on become 0. The targets (N)
  * are the converted ids of each row's next token. The label says which probability each token should have. */
-int gpt2_vocab_top(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
-                   int64_t ld);
-int gpt2_vocab_exponentials(const struct compute *on, float *logits, float *total, float *wanted,
-                            const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
-                            struct gpt2_label label);
-int gpt2_vocab_loss(const struct compute *on, real *dlogits, double *loss, const float *logits,
-                    const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
-                    int64_t width, int64_t ld, struct gpt2_label label, float scale);
+int model_vocab_top(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
+                    int64_t ld);
+int model_vocab_exponentials(const struct compute *on, float *logits, float *total, float *wanted,
+                             const float *top, const int32_t *targets, int64_t N, int64_t V, int64_t ld,
+                             struct model_label label);
+int model_vocab_loss(const struct compute *on, real *dlogits, double *loss, const float *logits,
+                     const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
+                     int64_t width, int64_t ld, struct model_label label, float scale);
 
 #endif

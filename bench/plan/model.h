@@ -10,10 +10,10 @@
 /* Describes a GPT-2 of the sizes in model; if params is above 0, one with exactly that many parameters.
  * dtype is an enum zero_dtype. Returns the number of tensors; *layers is the number of layers, each
  * a unit; unit 0 has everything else, such as the embeddings. */
-int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct gpt2_config *model,
+int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct model_config *model,
                    int64_t params, int dtype);
 
 /* The sizes of that GPT. Channels are 0 if params is too small for any GPT. */
-struct gpt2_config plan_sizes(const struct gpt2_config *model, int64_t params);
+struct model_config plan_sizes(const struct model_config *model, int64_t params);
 
 #endif

@@ -129,7 +129,7 @@ static int64_t moved_bytes(const struct planning *p, int64_t rank)
 static void print_head(const struct planning *p)
 {
     const struct plan_options *o = p->o;
-    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    struct model_config c = plan_sizes(&o->model.config, o->params);
     long long tp = c.tp > 1 ? (long long)c.tp : 1;
     printf("%lld parameters%s, %s, %s, %lld ranks: %lld pipeline stages of %lld to %lld of %lld layers",
            (long long)plan_n_params(p->tensors, p->n), tp > 1 ? " of a part" : "",

@@ -43,12 +43,13 @@ static error_t check_axes(struct argp_state *state, const struct plan_options *o
 {
     long long tp = (long long)plan_tp(o), pp = (long long)o->pp, cp = (long long)plan_cp(o);
     long long stages = pp * (long long)o->stages_per_rank, world = (long long)o->world;
-    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
-    long long heads = (long long)o->model.config.heads, tokens = (long long)(o->batch * gpt2_own_context(&c));
+    struct model_config c = plan_sizes(&o->model.config, o->params);
+    long long heads = (long long)o->model.config.heads,
+              tokens = (long long)(o->batch * model_own_context(&c));
     char fault[128];
     if (tp > 1 && !o->params && heads % tp)
         return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, heads);
-    if ((!o->params || c.cp_form != GPT2_CP_EXCHANGE) && gpt2_cp_fault(&c, fault, sizeof fault))
+    if ((!o->params || c.cp_form != MODEL_CP_EXCHANGE) && model_cp_fault(&c, fault, sizeof fault))
         return option_fault(state, "%s", fault);
     if (c.sequence && (tp == 1 || !o->batch || tokens % tp))
         return option_fault(state,
@@ -166,9 +167,9 @@ int plan_column(const struct plan_options *o, int column, const struct plan_rank
     return 0;
 }
 
-static int64_t tokens_of(const struct plan_options *o, const struct gpt2_config *c)
+static int64_t tokens_of(const struct plan_options *o, const struct model_config *c)
 {
-    return o->batch * gpt2_own_context(c);
+    return o->batch * model_own_context(c);
 }
 
 static int64_t dtype_bytes(const struct plan_options *o)
@@ -178,27 +179,27 @@ static int64_t dtype_bytes(const struct plan_options *o)
 
 int64_t plan_move_bytes(const struct plan_options *o)
 {
-    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    struct model_config c = plan_sizes(&o->model.config, o->params);
     return train_stage_bytes(&c, o->batch, dtype_bytes(o));
 }
 
 int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage)
 {
-    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
+    struct model_config c = plan_sizes(&o->model.config, o->params);
     return tokens_of(o, &c) * plan_kept_elems(&c, layers, o->pp * o->stages_per_rank, stage) * dtype_bytes(o);
 }
 
 int64_t plan_cp_room(const struct plan_options *o)
 {
-    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
-    struct gpt2_cp_room room = gpt2_cp_room(&c, o->batch, dtype_bytes(o));
+    struct model_config c = plan_sizes(&o->model.config, o->params);
+    struct model_cp_room room = model_cp_room(&c, o->batch, dtype_bytes(o));
     return room.reals * dtype_bytes(o) + room.floats * (int64_t)sizeof(float);
 }
 
 int64_t plan_cp_bytes(const struct plan_options *o, int64_t layers)
 {
-    struct gpt2_config c = plan_sizes(&o->model.config, o->params);
-    return layers * gpt2_cp_bytes(&c, o->batch, dtype_bytes(o)) * (o->accum ? o->accum : 1);
+    struct model_config c = plan_sizes(&o->model.config, o->params);
+    return layers * model_cp_bytes(&c, o->batch, dtype_bytes(o)) * (o->accum ? o->accum : 1);
 }
 
 /* Rows of the table about --cp. */

@@ -33,7 +33,7 @@ struct plan_options {
     {"tp", "N",                                                                                              \
      "Layers in parts, on N ranks each, which have the same data: tells what one of them takes (1)",         \
      OPTION_INT(in model.own.tp, 1, 1024)},                                                                  \
-        GPT2_CP_ROWS(in model.),                                                                             \
+        MODEL_CP_ROWS(in model.),                                                                            \
         {"pp", "N",                                                                                          \
          "Layers in so many stages of a pipeline, on ranks of their own, or in --stages-per-rank times as "  \
          "many: tells what the fullest rank takes (1)",                                                      \

@@ -41,7 +41,7 @@ static void add_model(struct plan_rank *out, const struct zero_tensor *tensors, 
 bool plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
                   int64_t pp, int64_t per_rank, int64_t pp_at)
 {
-    const struct gpt2_config whole = {.layers = layers};
+    const struct model_config whole = {.layers = layers};
     int32_t unit = 0;
     out->n = 0;
     out->n_stages = (int32_t)per_rank;
@@ -61,16 +61,16 @@ bool plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int3
     return out->order;
 }
 
-int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_stages, int64_t stage)
+int64_t plan_kept_elems(const struct model_config *c, int64_t layers, int64_t n_stages, int64_t stage)
 {
     /* A and F are this tp rank's part of the attention's channels and of the MLP's hidden ones. With sequence
      * parallelism each rank keeps its part of the tokens between products, which comes to C = A per token. */
-    int64_t A = gpt2_part_channels(c), F = gpt2_part_hidden(c), C = c->sequence ? A : c->channels;
+    int64_t A = model_part_channels(c), F = model_part_hidden(c), C = c->sequence ? A : c->channels;
     /* per layer: two norms, two sums; q, k, v and the attention's output; the MLP before and after GELU */
     int64_t n = layers * (4 * C + 4 * A + 2 * F) - C;
     n += stage == 0 ? C : 0; /* the embedded tokens */
     /* the last norm and its input, and the logits */
-    n += stage == n_stages - 1 ? 2 * C + gpt2_part_vocab(c) : 0;
+    n += stage == n_stages - 1 ? 2 * C + model_part_vocab(c) : 0;
     return n;
 }
 

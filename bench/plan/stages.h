@@ -32,7 +32,7 @@ bool plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int3
 /* Elements that a stage keeps for each token until its backward pass, as bench/model/model.h lists them. It
  * does not count attention's matrices, statistics and scratch, and the stage's input, which the library
  * keeps. */
-int64_t plan_kept_elems(const struct gpt2_config *c, int64_t layers, int64_t n_stages, int64_t stage);
+int64_t plan_kept_elems(const struct model_config *c, int64_t layers, int64_t n_stages, int64_t stage);
 
 /* Parameters of all tensors, in all layers. */
 int64_t plan_n_params(const struct zero_tensor *tensors, int32_t n);

@@ -230,7 +230,7 @@ static bool is_shown(const struct candidates *c, int64_t i, int64_t chosen)
 
 static void print_mesh(const struct plan_options *o, int64_t n_dp)
 {
-    struct gpt2_config sizes = plan_sizes(&o->model.config, o->params);
+    struct model_config sizes = plan_sizes(&o->model.config, o->params);
     printf("Data on %lld ranks", (long long)n_dp);
     if (plan_cp(o) > 1)
         printf(", each row on %lld", (long long)plan_cp(o));

@@ -10,7 +10,7 @@
 
 /* Fills in the order for the layers of one pipeline stage, or of a whole model: forward over the embedding,
  * the layers and the head, and back. The embedding and the head are unit 0. */
-int32_t train_call_order(struct zero_call *out, const struct gpt2_config *stage)
+int32_t train_call_order(struct zero_call *out, const struct model_config *stage)
 {
     int32_t n = 0, first = (int32_t)train_first_layer_unit(stage), layers = (int32_t)stage->layers;
 /* unit, phase, whether it ends the bracket */

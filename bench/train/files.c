@@ -25,10 +25,10 @@ int train_load_text(struct run *r)
 }
 
 /* Copies this rank's part of each of the batch's whole rows to m. */
-static void take_own_rows(const struct run *r, struct gpt2 *m)
+static void take_own_rows(const struct run *r, struct model *m)
 {
     const int64_t context = m->config.context;
-    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    const struct model_rows own = model_rows_of(m, m->cp.part);
     for (int64_t b = 0, to = 0; b < r->o->batch; b++)
         for (int i = 0; i < 2; i++)
             for (int64_t t = own.first[i]; t < own.first[i] + own.n[i]; t++, to++) {
@@ -44,10 +44,10 @@ static void take_own_rows(const struct run *r, struct gpt2 *m)
 
 /* Ranks of cp read the same rows, and have each token of them once. Check mode compares these. On a GPU it
  * compares only arrays of the GPU. */
-static int expect_whole_rows(struct run *r, const struct gpt2 *m)
+static int expect_whole_rows(struct run *r, const struct model *m)
 {
-    const struct gpt2_config *c = &m->config;
-    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    const struct model_config *c = &m->config;
+    const struct model_rows own = model_rows_of(m, m->cp.part);
     if (c->cp <= 1)
         return 0;
     TRY_ZERO(zero_expect_rows(r->z, c->context, own.first, own.n));
@@ -58,18 +58,18 @@ static int expect_whole_rows(struct run *r, const struct gpt2 *m)
 
 /* The text follows from the number of micro-batches that all ranks have trained on, counted in steps of
  * the size that they had when the run began. So a run can go on with fewer or more ranks. */
-int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch)
+int train_next_text(struct run *r, struct model *m, int64_t micro_batch)
 {
     const struct train_options *o = r->o;
     int64_t number =
         r->n_micro + micro_batch * r->at.n_dp + r->at.dp; /* of this micro-batch, in the whole run */
     profile_enter(o->profile, PROFILE_REST);
-    TRY(gpt2_next_batch(m));
+    TRY(model_next_batch(m));
     bytes_data_sample(&r->data, &r->whole, o->batch, o->model.config.context, o->documents, o->seed,
                       number / r->per_step, number % r->per_step);
     TRY(expect_whole_rows(r, m));
     take_own_rows(r, m);
-    gpt2_send_batch(m);
+    model_send_batch(m);
     profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_REST); /* until the model computes */
     return 0;
 }

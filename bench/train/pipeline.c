@@ -10,9 +10,9 @@
 
 enum { WTE, WPE, FIRST_OF_LAYERS, FIRST_OF_NORM = 14 }; /* indices into train_describe's table */
 
-struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages)
+struct model_config train_stage_config(const struct model_config *whole, int32_t stage, int32_t n_stages)
 {
-    struct gpt2_config config = *whole;
+    struct model_config config = *whole;
     for (int32_t s = 0; s < stage; s++)
         config.first_layer += pipe_layers_of(whole->layers, n_stages, s);
     config.layers = pipe_layers_of(whole->layers, n_stages, stage);
@@ -22,7 +22,7 @@ struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t s
 }
 
 /* Whether a stage has tensor number `number` of train_describe's table. */
-static bool has_tensor(const struct gpt2_config *stage, int32_t number)
+static bool has_tensor(const struct model_config *stage, int32_t number)
 {
     if (number == WTE)
         return !stage->no_embedding || !stage->no_head;
@@ -31,12 +31,12 @@ static bool has_tensor(const struct gpt2_config *stage, int32_t number)
     return number < FIRST_OF_NORM || !stage->no_head;
 }
 
-int64_t train_first_layer_unit(const struct gpt2_config *stage)
+int64_t train_first_layer_unit(const struct model_config *stage)
 {
     return has_tensor(stage, WTE) ? 1 : 0;
 }
 
-int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *stage)
+int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct model_config *stage)
 {
     int32_t n = 0;
     for (int32_t t = 0; t < TRAIN_N_TENSORS; t++) {
@@ -56,7 +56,7 @@ int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const st
     return n;
 }
 
-int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *stage)
+int64_t train_elements_before(const struct zero_tensor *t, const struct model_config *stage)
 {
     int64_t n_parts = t->tp_cut ? stage->tp : 1;
     return t->flags & ZERO_STACKED ? stage->first_layer * (tensor_elements(t) / t->shape[0]) * n_parts : 0;
@@ -79,9 +79,9 @@ static int64_t piece_of(int32_t number, int64_t whole_layers)
     return number + stacked * (whole_layers - 1);
 }
 
-int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes)
+int64_t train_stage_bytes(const struct model_config *whole, int64_t batch, int64_t element_bytes)
 {
-    return batch * gpt2_own_context(whole) * whole->channels * element_bytes /
+    return batch * model_own_context(whole) * whole->channels * element_bytes /
            (whole->sequence ? whole->tp : 1);
 }
 

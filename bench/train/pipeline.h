@@ -13,26 +13,26 @@
 /* A pipeline stage of this rank: its part of the model, its first unit, and its n tensors from `first` on
  * in the rank's table. */
 struct train_stage {
-    struct gpt2_config config;
+    struct model_config config;
     int32_t unit, first, n;
 };
 
 /* The part of a model that a stage has, divided by pipe_layers_of. */
-struct gpt2_config train_stage_config(const struct gpt2_config *whole, int32_t stage, int32_t n_stages);
+struct model_config train_stage_config(const struct model_config *whole, int32_t stage, int32_t n_stages);
 
 /* Reduces train_describe's table to a stage's tensors. The embedding and the head are unit 0, if the stage
  * has one of them, and its layers follow. number (TRAIN_N_TENSORS) gets each tensor's index in the full
  * table. Returns the number of tensors. */
-int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct gpt2_config *stage);
+int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct model_config *stage);
 
 /* The unit of a stage's first layer. */
-int64_t train_first_layer_unit(const struct gpt2_config *stage);
+int64_t train_first_layer_unit(const struct model_config *stage);
 
 /* The number of elements of a tensor in the stages before. */
-int64_t train_elements_before(const struct zero_tensor *t, const struct gpt2_config *stage);
+int64_t train_elements_before(const struct zero_tensor *t, const struct model_config *stage);
 
 /* cfg.pipeline.activation_bytes: a micro-batch's activations between two layers, with element_bytes each. */
-int64_t train_stage_bytes(const struct gpt2_config *whole, int64_t batch, int64_t element_bytes);
+int64_t train_stage_bytes(const struct model_config *whole, int64_t batch, int64_t element_bytes);
 
 /* A table of n items on the host, to be collected on the last stage. Each rank of the pipeline has made some
  * items, receives the others from the stage before, and sends all to the next one. A micro-batch carries

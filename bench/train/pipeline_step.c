@@ -9,7 +9,7 @@
  * the head writes its output to a->out. */
 static int forward(struct run *r, const struct zero_action *a)
 {
-    struct gpt2 *m = &r->model[a->pp_stage];
+    struct model *m = &r->model[a->pp_stage];
     const struct train_stage *s = &r->stage[a->pp_stage];
     int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->config);
     if (a->in) {
@@ -25,7 +25,7 @@ static int forward(struct run *r, const struct zero_action *a)
         TRY_ZERO(zero_end(r->z, first + l, ZERO_FORWARD));
     }
     if (a->out) {
-        gpt2_copy_residual(m, a->out, gpt2_last_residual(m));
+        model_copy_residual(m, a->out, model_last_residual(m));
     } else {
         TRY_ZERO(zero_begin(r->z, s->unit, ZERO_FORWARD));
         gpt2_head_forward(m);
@@ -40,16 +40,16 @@ static int forward(struct run *r, const struct zero_action *a)
 static int backward(struct run *r, const struct zero_action *a)
 {
     const enum zero_phase phase = (enum zero_phase)a->phase;
-    struct gpt2 *m = &r->model[a->pp_stage];
+    struct model *m = &r->model[a->pp_stage];
     const struct train_stage *s = &r->stage[a->pp_stage];
     int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->config);
     if (a->kept)
         m->acts.embedded = (real *)(uintptr_t)a->kept;
-    m->computes = phase == ZERO_BACKWARD_INPUT    ? GPT2_INPUTS
-                  : phase == ZERO_BACKWARD_WEIGHT ? GPT2_WEIGHTS
-                                                  : GPT2_ALL;
+    m->computes = phase == ZERO_BACKWARD_INPUT    ? MODEL_INPUTS
+                  : phase == ZERO_BACKWARD_WEIGHT ? MODEL_WEIGHTS
+                                                  : MODEL_ALL;
     if (a->in && phase != ZERO_BACKWARD_WEIGHT)
-        gpt2_copy_residual(m, m->acts.dresidual, a->in);
+        model_copy_residual(m, m->acts.dresidual, a->in);
     if (!s->config.no_head) {
         TRY_ZERO(zero_begin(r->z, s->unit, phase));
         gpt2_head_backward(m);
@@ -68,7 +68,7 @@ static int backward(struct run *r, const struct zero_action *a)
         TRY_ZERO(zero_end(r->z, s->unit, phase));
     }
     if (a->out)
-        gpt2_copy_residual(m, a->out, m->acts.dresidual);
+        model_copy_residual(m, a->out, m->acts.dresidual);
     return m->err;
 }
 
@@ -76,10 +76,10 @@ static int backward(struct run *r, const struct zero_action *a)
  * their beginnings, because other micro-batches' forward passes may have come between. */
 static int act(struct run *r, const struct zero_action *a)
 {
-    const struct gpt2_config *config = &r->stage[a->pp_stage].config;
-    struct gpt2 *m = &r->model[a->pp_stage];
+    const struct model_config *config = &r->stage[a->pp_stage].config;
+    struct model *m = &r->model[a->pp_stage];
     bool is_forward = a->phase == ZERO_FORWARD;
-    gpt2_turn_to(m, a->micro_batch % m->n_kept);
+    model_turn_to(m, a->micro_batch % m->n_kept);
     bool attends = config->documents && a->phase != ZERO_BACKWARD_WEIGHT;
     if (attends || (!config->no_embedding && a->phase != ZERO_BACKWARD_INPUT) ||
         (is_forward && !config->no_head))
@@ -91,7 +91,7 @@ static int act(struct run *r, const struct zero_action *a)
 /* The last stage has the loss and decides whether time is up. The step carries both to all ranks. */
 int pipeline_train_step(struct run *r, struct train_step *s)
 {
-    struct gpt2 *last = &r->model[r->n_own - 1];
+    struct model *last = &r->model[r->n_own - 1];
     struct zero_action a;
     TRY_ZERO(zero_next(r->z, &a));
     while (a.micro_batch >= 0) {
@@ -99,8 +99,8 @@ int pipeline_train_step(struct run *r, struct train_step *s)
         TRY_ZERO(zero_next(r->z, &a));
     }
     double values[2] = {0.0, train_time_is_up(r) ? 1.0 : 0.0};
-    TRY(gpt2_send_loss(last));
-    TRY(gpt2_take_loss(last, &values[0]));
+    TRY(model_send_loss(last));
+    TRY(model_take_loss(last, &values[0]));
     TRY_ZERO(zero_carry(r->z, values, 2));
     TRY_ZERO(zero_step(r->z, s->lr, &s->info));
     s->loss = s->info.carried[0] / (double)r->accum;
@@ -132,6 +132,6 @@ static int64_t n_kept(const struct run *r, int32_t k)
 int pipeline_keep(struct run *r)
 {
     for (int32_t k = 0; k < r->n_own; k++)
-        TRY(gpt2_keep(&r->model[k], n_kept(r, k)));
+        TRY(model_keep(&r->model[k], n_kept(r, k)));
     return 0;
 }

@@ -5,14 +5,14 @@
 
 int plain_train_open(struct run *r)
 {
-    TRY(gpt2_open_params(&r->model[0], r->o->seed));
-    TRY(gpt2_open_grads(&r->model[0]));
+    TRY(model_open_params(&r->model[0], r->o->seed));
+    TRY(model_open_grads(&r->model[0]));
     return plain_open(&r->plain, &r->compute, r->tensors, r->n_tensors);
 }
 
 int plain_train_step(struct run *r, struct train_step *s)
 {
-    struct gpt2 *m = &r->model[0];
+    struct model *m = &r->model[0];
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
         TRY(train_next_text(r, m, micro_batch));
         m->stores = r->stores_each || micro_batch == 0; /* later micro-batches add to the gradient */
@@ -26,7 +26,7 @@ int plain_train_step(struct run *r, struct train_step *s)
         gpt2_embed_backward(m);
         TRY(m->err);
     }
-    TRY(gpt2_send_loss(m));
+    TRY(model_send_loss(m));
     profile_enter(r->o->profile, PROFILE_OPTIMIZER);
     TRY(plain_step(&r->plain, r->o, s->lr, &s->info));
     return train_take_loss(r, s);

@@ -90,7 +90,7 @@ int plain_open(struct plain *p, const struct compute *compute, const struct zero
 }
 
 /* Sums in double precision, in eight lanes so that the loop can be vectorised. */
-GPT2_CLONES static double sum_squares(const real *grad, int64_t n)
+MODEL_CLONES static double sum_squares(const real *grad, int64_t n)
 {
     double lanes[8] = {0};
     for (int64_t i = 0; i + 8 <= n; i += 8) {
@@ -110,8 +110,8 @@ struct adamw {
     float lr, beta1, beta2, eps, c1, c2, grad_scale;
 };
 
-GPT2_CLONES static void adamw(const struct adamw *a, float decay, float *restrict w,
-                              const real *restrict grad, float *restrict m, float *restrict v, int64_t n)
+MODEL_CLONES static void adamw(const struct adamw *a, float decay, float *restrict w,
+                               const real *restrict grad, float *restrict m, float *restrict v, int64_t n)
 {
     float lr = a->lr, b1 = a->beta1, b2 = a->beta2, eps = a->eps, c1 = a->c1, c2 = a->c2,
           scale = a->grad_scale;
@@ -123,7 +123,7 @@ GPT2_CLONES static void adamw(const struct adamw *a, float decay, float *restric
     }
 }
 
-GPT2_CLONES static void round_weights(real *restrict param, const float *restrict w, int64_t n)
+MODEL_CLONES static void round_weights(real *restrict param, const float *restrict w, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         param[i] = from_float(w[i]);

@@ -54,8 +54,7 @@ int plain_device_open(struct plain *p)
     int err = open_state(p);
     for (int64_t t = 0, at = 0; t < p->n_tensors && !err && p->master; t++) {
         int64_t n = tensor_elements(&p->tensors[t]);
-        err =
-            dev->cast(p->compute->stream, p->master + at, ZERO_F32, *p->tensors[t].param, GPT2_GEMM_DTYPE, n);
+        err = dev->cast(p->compute->stream, p->master + at, ZERO_F32, *p->tensors[t].param, MODEL_DTYPE, n);
         at += n;
     }
     return err;
@@ -73,7 +72,7 @@ static int collect(struct plain *p)
         const float *grad = *tensor->grad;
         if (p->grad) {
             grad = p->grad + at;
-            err = dev->cast(s, p->grad + at, ZERO_F32, *tensor->grad, GPT2_GEMM_DTYPE, n);
+            err = dev->cast(s, p->grad + at, ZERO_F32, *tensor->grad, MODEL_DTYPE, n);
         }
         err = err ? err : dev->sum_squares(s, &p->norm->sum, grad, n, NULL);
         at += n;
@@ -97,7 +96,7 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
     };
     struct zr_update u = {
         .kind = ZERO_ADAMW,
-        .param_dtype = GPT2_GEMM_DTYPE,
+        .param_dtype = MODEL_DTYPE,
         .lr = lr,
         .beta1 = (float)o->beta1,
         .beta2 = (float)o->beta2,

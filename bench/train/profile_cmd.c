@@ -41,7 +41,7 @@ static const struct option_row rows[] = {
      OPTION_INT(steps, 1, PROFILE_MAX_STEPS)},
     {"plain", NULL, "The same model without libzero, on one rank", OPTION_FLAG(train.plain)},
     {"stage", "0..3", "What is sharded (0)", OPTION_INT(train.stage, 0, 3)},
-    GPT2_CP_ROWS(train.model.),
+    MODEL_CP_ROWS(train.model.),
     {"threads", "N", "Of each rank, for its products and layers (1)", OPTION_INT(train.threads, 1, 1024)},
     {"params", "N", "Elements of the arrays by which limits are measured (8e6)",
      OPTION_INT(params, 1, INT64_C(10000000000))},
@@ -58,7 +58,7 @@ static error_t finish(struct argp_state *state, void *options)
         return option_fault(state, "--plain: has no --stage, which is libzero's");
     o->train.stage = o->train.stage >= 0 ? o->train.stage : 0;
     char fault[128];
-    if (gpt2_cp_fault(&o->train.model.config, fault, sizeof fault))
+    if (model_cp_fault(&o->train.model.config, fault, sizeof fault))
         return option_fault(state, "%s", fault);
     if (o->train.plain && o->train.model.config.cp > 1)
         return option_fault(state, "--cp: not with --plain");
@@ -89,7 +89,7 @@ enum { N_WARM_STEPS = 2 };
  * gradient. */
 static double compute_bytes(const struct profile_options *o)
 {
-    const struct gpt2_config *c = &o->train.model.config;
+    const struct model_config *c = &o->train.model.config;
     const double size = o->train.dtype == ZERO_BF16 ? 2 : 4, C = (double)c->channels;
     return size * C * (double)c->layers * (16 + 29) + (double)c->vocab * (4 + size);
 }
@@ -101,7 +101,7 @@ static void at_limits(double seconds[PROFILE_N_PARTS], const struct profile_opti
     const bool bf16 = o->train.dtype == ZERO_BF16;
     const double steps = (double)p->n_steps, n = (double)p->n_kept;
     const double tokens =
-        (double)(o->train.batch * o->train.accum * gpt2_own_context(&o->train.model.config));
+        (double)(o->train.batch * o->train.accum * model_own_context(&o->train.model.config));
     const struct kernels_host_row *product = kernels_host_row(h, bf16 ? "product bf16" : "product f32");
     const struct kernels_host_row *adamw = kernels_host_row(h, bf16 ? "adamw bf16" : "adamw f32");
     for (int i = 0; i < PROFILE_N_PARTS; i++)
@@ -114,7 +114,7 @@ static void at_limits(double seconds[PROFILE_N_PARTS], const struct profile_opti
     seconds[PROFILE_OPTIMIZER] = n * (double)adamw->bytes / update_limit;
     if (!o->train.plain) { /* the plain optimizer includes the norm */
         /* At all stages a rank takes the norm of its slice only. */
-        const double slice = (double)gpt2_n_params(&o->train.model.config) / p->world;
+        const double slice = (double)model_n_params(&o->train.model.config) / p->world;
         seconds[PROFILE_NORM] = 4 * slice / kernels_host_row(h, "sum of squares")->limit;
     }
 }

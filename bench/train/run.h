@@ -23,13 +23,13 @@ struct run {
     struct compute compute;
     /* (n_own) this rank's pipeline stages, and its part of the model for each. Without --pp: one stage, which
      * is the whole model. */
-    struct gpt2 model[PIPE_MAX_OWN];
+    struct model model[PIPE_MAX_OWN];
     struct train_stage stage[PIPE_MAX_OWN];
     int32_t n_own;
     struct bytes_data data;
     /* a micro-batch's whole rows, of which cp_rows (cp) says what each rank takes */
     struct bytes_rows whole;
-    struct gpt2_rows *cp_rows;
+    struct model_rows *cp_rows;
     struct report report;
     /* (n_tensors) the tensors of all these stages, and the number of each in train_describe's table */
     struct zero_tensor tensors[PIPE_MAX_OWN * TRAIN_N_TENSORS];
@@ -102,7 +102,7 @@ int pipeline_keep(struct run *r);
 
 int train_load_text(struct run *r);
 /* Chooses the text of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
-int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch);
+int train_next_text(struct run *r, struct model *m, int64_t micro_batch);
 /* Saves a checkpoint after so many steps, if one is due then; stop: these were the last. */
 int train_save(struct run *r, int64_t steps_done, bool stop);
 /* Goes on from --load's checkpoint, which was saved after *step steps. */

@@ -89,8 +89,8 @@ static int open_stages(struct run *r)
 {
     int32_t unit = 0;
     for (int32_t k = 0; k < r->n_own; k++) {
-        struct gpt2 *m = &r->model[k];
-        TRY(gpt2_open(m, &r->stage[k].config, r->o->batch, &r->compute));
+        struct model *m = &r->model[k];
+        TRY(model_open(m, &r->stage[k].config, r->o->batch, &r->compute));
         m->stores = r->stores_each;
         m->profile = r->o->profile;
         train_join_tp(m, r->at.tp, &r->z);
@@ -193,7 +193,7 @@ int train_close(struct run *r, int err)
     int status = r->bad_input || err == ZERO_ERR_ARG || err == ZERO_ERR_BUDGET ? EXIT_USAGE : EXIT_FAILURE;
     plain_close(&r->plain);
     for (int32_t k = 0; k < PIPE_MAX_OWN; k++)
-        gpt2_close(&r->model[k]);
+        model_close(&r->model[k]);
     compute_close(&r->compute);
     bytes_data_close(&r->data);
     report_close(&r->report);

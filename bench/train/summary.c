@@ -28,7 +28,7 @@ int train_take_loss(struct run *r, struct train_step *s)
 {
     profile_step(r->o->profile, s->step + 1, s->step + 1 == r->o->steps);
     double values[2] = {0.0, r->at.dp == 0 && train_time_is_up(r) ? 1.0 : 0.0};
-    TRY(gpt2_take_loss(&r->model[0], &values[0])); /* on a GPU it arrives with the norm */
+    TRY(model_take_loss(&r->model[0], &values[0])); /* on a GPU it arrives with the norm */
     profile_enter(r->o->profile, r->z ? PROFILE_EXPOSED : PROFILE_REST);
     if (r->z)
         TRY_ZERO(zero_mean(r->z, values, 2));
@@ -112,12 +112,12 @@ static int summarize(struct run *r, double loss)
         .device = compute_name(&r->compute),
         .loss = loss,
         .tokens_per_step = r->at.n_dp * r->accum * o->batch * o->model.config.context,
-        .flop_per_token = gpt2_flop_per_token(&o->model.config),
+        .flop_per_token = model_flop_per_token(&o->model.config),
         .peak_tflops = o->peak_tflops * r->world,
         .peak_device_bytes = r->peak_device,
     };
     for (int32_t k = 0; k < r->n_own; k++)
-        s.activation_bytes += gpt2_activation_bytes(&r->model[k]);
+        s.activation_bytes += model_activation_bytes(&r->model[k]);
     double peak = (double)r->peak_resident;
     int n_states = train_n_states(o->optimizer, o->beta1);
     if (r->z) {
@@ -190,7 +190,7 @@ static int take_profile(struct run *r)
     struct profile *p = r->o->profile;
     p->rank = r->rank;
     p->world = r->world;
-    p->n_kept = gpt2_n_params(&r->o->model.config);
+    p->n_kept = model_n_params(&r->o->model.config);
     TRY(share_attention(r, p));
     if (r->z) {
         struct zero_stats stats;
@@ -250,7 +250,7 @@ void train_introduce(const struct run *r)
     char how[N_HOW];
     how_it_runs(r, how);
     report_text(&r->report, "%s: %.2f million parameters, %s, %s; %s of text in %lld files\n",
-                r->o->model.name, (double)gpt2_n_params(&r->o->model.config) * 1e-6, GPT2_DTYPE_NAME, how,
+                r->o->model.name, (double)model_n_params(&r->o->model.config) * 1e-6, MODEL_DTYPE_NAME, how,
                 report_bytes(r->data.n_bytes).text, (long long)r->data.n_files);
 }
 

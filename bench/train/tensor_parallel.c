@@ -8,7 +8,7 @@
 static int sum(void *arg, real *x, int64_t n)
 {
     zero_ctx **z = arg;
-    return zero_all_reduce(*z, ZERO_AXIS_TP, x, x, n, GPT2_ZERO_DTYPE, ZERO_SUM);
+    return zero_all_reduce(*z, ZERO_AXIS_TP, x, x, n, MODEL_DTYPE, ZERO_SUM);
 }
 
 static int reduce(void *arg, float *x, int64_t n, bool largest)
@@ -20,16 +20,16 @@ static int reduce(void *arg, float *x, int64_t n, bool largest)
 static int gather(void *arg, real *dst, const real *src, int64_t n)
 {
     zero_ctx **z = arg;
-    return zero_all_gather(*z, ZERO_AXIS_TP, dst, src, n, GPT2_ZERO_DTYPE);
+    return zero_all_gather(*z, ZERO_AXIS_TP, dst, src, n, MODEL_DTYPE);
 }
 
 static int scatter(void *arg, real *dst, const real *src, int64_t n)
 {
     zero_ctx **z = arg;
-    return zero_reduce_scatter(*z, ZERO_AXIS_TP, dst, src, n, GPT2_ZERO_DTYPE);
+    return zero_reduce_scatter(*z, ZERO_AXIS_TP, dst, src, n, MODEL_DTYPE);
 }
 
-void train_join_tp(struct gpt2 *model, int32_t tp, zero_ctx **z)
+void train_join_tp(struct model *model, int32_t tp, zero_ctx **z)
 {
     model->part = tp;
     model->sum = sum;
@@ -42,7 +42,7 @@ void train_join_tp(struct gpt2 *model, int32_t tp, zero_ctx **z)
 static int gather_rows(void *arg, real *dst, const real *src, int64_t n)
 {
     zero_ctx **z = arg;
-    return zero_all_gather(*z, ZERO_AXIS_CP, dst, src, n, GPT2_ZERO_DTYPE);
+    return zero_all_gather(*z, ZERO_AXIS_CP, dst, src, n, MODEL_DTYPE);
 }
 
 static int scatter_rows(void *arg, float *dst, const float *src, int64_t n)
@@ -54,7 +54,7 @@ static int scatter_rows(void *arg, float *dst, const float *src, int64_t n)
 static int exchange(void *arg, real *dst, const real *src, int64_t n)
 {
     zero_ctx **z = arg;
-    return zero_all_to_all(*z, ZERO_AXIS_CP, dst, src, n, GPT2_ZERO_DTYPE);
+    return zero_all_to_all(*z, ZERO_AXIS_CP, dst, src, n, MODEL_DTYPE);
 }
 
 static int shift_begin(void *arg, float *dst, const float *src, int64_t n)
@@ -69,24 +69,24 @@ static int shift_end(void *arg)
     return zero_shift_end(*z, ZERO_AXIS_CP);
 }
 
-void train_join_cp(struct gpt2 *model, int32_t cp, const struct gpt2_rows *rows, zero_ctx **z)
+void train_join_cp(struct model *model, int32_t cp, const struct model_rows *rows, zero_ctx **z)
 {
-    model->cp = (struct gpt2_cp){.part = cp,
-                                 .rows = rows,
-                                 .gather = gather_rows,
-                                 .scatter = scatter_rows,
-                                 .exchange = exchange,
-                                 .shift_begin = shift_begin,
-                                 .shift_end = shift_end,
-                                 .arg = z};
+    model->cp = (struct model_cp){.part = cp,
+                                  .rows = rows,
+                                  .gather = gather_rows,
+                                  .scatter = scatter_rows,
+                                  .exchange = exchange,
+                                  .shift_begin = shift_begin,
+                                  .shift_end = shift_end,
+                                  .arg = z};
 }
 
-int train_cp_rows(struct gpt2_rows **out, const struct gpt2_config *config)
+int train_cp_rows(struct model_rows **out, const struct model_config *config)
 {
     const enum zero_cp_order order =
-        config->cp_order == GPT2_CP_CONTIGUOUS ? ZERO_CP_CONTIGUOUS : ZERO_CP_ZIGZAG;
+        config->cp_order == MODEL_CP_CONTIGUOUS ? ZERO_CP_CONTIGUOUS : ZERO_CP_ZIGZAG;
     struct zero_place place = {.n_cp = config->cp > 1 ? (int32_t)config->cp : 1};
-    struct gpt2_rows *rows;
+    struct model_rows *rows;
     int err = ZR_ALLOC(rows, place.n_cp, "the rows of %d ranks", place.n_cp);
     *out = rows;
     for (; !err && place.cp < place.n_cp; place.cp++, rows++)
@@ -95,10 +95,10 @@ int train_cp_rows(struct gpt2_rows **out, const struct gpt2_config *config)
 }
 
 /* Collectives take memory of the model's device. The model does not use stats.rows between its passes. */
-int train_reduce_tp(struct gpt2 *model, float *x, int64_t n, bool largest)
+int train_reduce_tp(struct model *model, float *x, int64_t n, bool largest)
 {
     const struct compute *on = model->compute;
-    const int64_t room = 3 * gpt2_own_context(&model->config);
+    const int64_t room = 3 * model_own_context(&model->config);
     float *there = model->stats.rows;
     for (int64_t at = 0, k; at < n && model->config.tp > 1; at += k) {
         k = n - at < room ? n - at : room;
@@ -111,7 +111,7 @@ int train_reduce_tp(struct gpt2 *model, float *x, int64_t n, bool largest)
 }
 
 /* Each rank writes its digits to its own place among zeros, and an all-reduce adds them up. */
-int train_hash_tp(struct gpt2 *model, char hash[STATE_HASH_CHARS])
+int train_hash_tp(struct model *model, char hash[STATE_HASH_CHARS])
 {
     enum { DIGITS = STATE_HASH_CHARS - 1 };
     const int64_t n = model->config.tp * DIGITS;

@@ -19,19 +19,19 @@ struct train_place {
 };
 
 /* Tells the model its rank on the tp axis, and to communicate through *z, which zero_wrap will open. */
-void train_join_tp(struct gpt2 *model, int32_t tp, zero_ctx **z);
+void train_join_tp(struct model *model, int32_t tp, zero_ctx **z);
 
 /* Tells the model its rank on the cp axis and the rows of all its ranks, which must outlive it. */
-void train_join_cp(struct gpt2 *model, int32_t cp, const struct gpt2_rows *rows, zero_ctx **z);
+void train_join_cp(struct model *model, int32_t cp, const struct model_rows *rows, zero_ctx **z);
 
 /* Allocates the rows of every rank of cp, which the caller frees. Returns 0 or a zero_err. */
-int train_cp_rows(struct gpt2_rows **out, const struct gpt2_config *config);
+int train_cp_rows(struct model_rows **out, const struct model_config *config);
 
 /* Replaces each of n values on the host by its sum over the tp ranks, or by the largest. Collective over tp,
  * between passes of the model. Waits for the model's stream. */
-int train_reduce_tp(struct gpt2 *model, float *x, int64_t n, bool largest);
+int train_reduce_tp(struct model *model, float *x, int64_t n, bool largest);
 
 /* Replaces the hash of this rank's part of the state by one of all tp parts. Collective over tp. */
-int train_hash_tp(struct gpt2 *model, char hash[STATE_HASH_CHARS]);
+int train_hash_tp(struct model *model, char hash[STATE_HASH_CHARS]);
 
 #endif

@@ -22,24 +22,24 @@
 /* Unit 0 is what the model uses first and last: embeddings, last norm and head. Unit 1 + l is layer l. The
  * tensors of all layers are stacked: one tensor has a slice for each layer.
  *
- * The letters of shapes are those of struct gpt2_config. U, A and F are this rank's share of the token ids,
+ * The letters of shapes are those of struct model_config. U, A and F are this rank's share of the token ids,
  * the attention's channels and the MLP's channels, which tensor parallelism cuts. */
-void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct gpt2_config *config,
-                    struct gpt2 *model, bool stores)
+void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct model_config *config,
+                    struct model *model, bool stores)
 {
-    static struct gpt2 no_model; /* for the addresses of its pointers, which nobody follows */
-    struct gpt2 *m = model ? model : &no_model;
-    int64_t L = config->layers, C = config->channels, U = gpt2_part_vocab(config);
-    int64_t A = gpt2_part_channels(config), F = gpt2_part_hidden(config);
+    static struct model no_model; /* for the addresses of its pointers, which nobody follows */
+    struct model *m = model ? model : &no_model;
+    int64_t L = config->layers, C = config->channels, U = model_part_vocab(config);
+    int64_t A = model_part_channels(config), F = model_part_hidden(config);
     int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0;
     bool tp = config->tp > 1;
     uint32_t norm = ZERO_NO_DECAY | (config->sequence ? ZERO_TP_PARTIAL : 0);
     /* A whole tensor; and one that tensor parallelism cuts along `dim`, in `blocks` equal blocks each. */
     /* clang-format off */
 #define TENSOR(name, unit, flags, ...) \
-    {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags}
+    {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, MODEL_DTYPE, unit, flags}
 #define CUT(name, unit, flags, dim, blocks, ...) \
-    {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, GPT2_ZERO_DTYPE, unit, flags, \
+    {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, MODEL_DTYPE, unit, flags, \
      .tp_cut = tp ? ZERO_TP_CUT(dim) : 0, .tp_blocks = tp ? blocks : 0}
     /* clang-format on */
     const struct zero_tensor table[TRAIN_N_TENSORS] = {
@@ -96,7 +96,7 @@ static int wrap(struct run *r)
 
 /* ---- the model, unit by unit ---- */
 
-static int forward(struct run *r, struct gpt2 *m)
+static int forward(struct run *r, struct model *m)
 {
     TRY_ZERO(zero_begin(r->z, 0, ZERO_FORWARD));
     gpt2_embed_forward(m);
@@ -114,7 +114,7 @@ static int forward(struct run *r, struct gpt2 *m)
 
 /* Head and embedding have the same weights, so unit 0 stays open from one to the other: both add to one
  * gradient. */
-static int backward(struct run *r, struct gpt2 *m)
+static int backward(struct run *r, struct model *m)
 {
     TRY_ZERO(zero_begin(r->z, 0, ZERO_BACKWARD));
     gpt2_head_backward(m);
@@ -132,13 +132,13 @@ static int backward(struct run *r, struct gpt2 *m)
 
 static int train_step(struct run *r, struct train_step *s)
 {
-    struct gpt2 *m = &r->model[0];
+    struct model *m = &r->model[0];
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
         TRY(train_next_text(r, m, micro_batch));
         TRY(forward(r, m));
         TRY(backward(r, m));
     }
-    TRY(gpt2_send_loss(m));
+    TRY(model_send_loss(m));
     TRY_ZERO(zero_step(r->z, s->lr, &s->info));
     return train_take_loss(r, s);
 }

@@ -43,14 +43,14 @@ static error_t finish(struct argp_state *state, void *options)
                             "--save: is needed by --save-every, --save-async, --keep and --load latest");
     if (o->plain && (o->save || o->load || o->import_from || o->export_to))
         return option_fault(state, "--plain: saves, loads, imports and exports nothing");
-    const struct gpt2_config *c = &o->model.config;
+    const struct model_config *c = &o->model.config;
     if (c->tp > 1 && c->heads % c->tp)
         return option_fault(state, "--tp: %lld parts do not divide the %lld heads", (long long)c->tp,
                             (long long)c->heads);
     char fault[128];
-    if (gpt2_cp_fault(c, fault, sizeof fault))
+    if (model_cp_fault(c, fault, sizeof fault))
         return option_fault(state, "%s", fault);
-    int64_t tokens = o->batch * gpt2_own_context(c);
+    int64_t tokens = o->batch * model_own_context(c);
     if (c->sequence && (c->tp < 2 || tokens % c->tp))
         return option_fault(
             state,
@@ -115,7 +115,7 @@ static const struct option_row rows[] = {
      OPTION_WORD(hybrid, option_hybrid)},
     {"tp", "N", "Cut each layer over N ranks, which have the same data; divides ranks and heads (1)",
      OPTION_INT(model.own.tp, 1, 1024)},
-    GPT2_CP_ROWS(model.),
+    MODEL_CP_ROWS(model.),
     {"pp", "N",
      "Divide the layers into N stages of a pipeline, on as many ranks, or into --stages-per-rank times N; "
      "divides ranks. The last stage's first rank reports, instead of rank 0 (1)",

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const struct gpt2_config whole = {12, 12, 768, 64, 50257};
+static const struct model_config whole = {12, 12, 768, 64, 50257};
 
 static struct model_options asked(void)
 {
@@ -18,7 +18,7 @@ static struct model_options asked(void)
 
 static int64_t needed(const struct memory_fit *f, int64_t layers)
 {
-    struct gpt2_config c = whole;
+    struct model_config c = whole;
     int64_t bytes;
     c.layers = layers;
     assert_int_equal(memory_fit_needed(f, &c, &bytes), 0);
@@ -88,7 +88,7 @@ static void the_smallest_is_taken_whatever_it_needs(void **state)
     const struct memory_fit f = {4, 1, ZERO_F32, 1, ""};
     struct model_options m = asked();
     char said[512];
-    gpt2_take_nano(&m);
+    model_take_nano(&m);
     choose(&f, &m, said);
     assert_string_equal(m.name, "gpt2-nano with 1 layer");
     assert_int_equal(m.config.layers, 1);

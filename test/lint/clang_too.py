@@ -37,7 +37,7 @@ def main(build):
         return 1 if os.environ.get("CHECKS_MUST_RUN") else SKIPPED
     with open(os.path.join(build, "compile_commands.json"), encoding="utf-8") as f:
         entries = [entry for entry in json.load(f) if FLOORS.match(os.path.relpath(os.path.join(entry["directory"], entry["file"]), entry["directory"]))]
-    entries = list({(entry["file"], "-DGPT2_BF16" in entry["command"]): entry for entry in entries}.values())
+    entries = list({(entry["file"], "-DMODEL_BF16" in entry["command"]): entry for entry in entries}.values())
     if len(entries) < 150:
         print(f"compile_commands.json has {len(entries)} files of the library and zero-bench")
         return 1

@@ -20,7 +20,7 @@ def commands_of(build, test):
     """Returns ninja's command for each source of the model, and its last one, which links."""
     text = subprocess.run(['ninja', '-C', build, '-t', 'commands', test], capture_output=True, text=True, check=True).stdout
     commands = [shlex.split(line) for line in text.splitlines() if not line.startswith('ninja:')]
-    library = 'libgpt2_' + test.rsplit('_', 1)[1]
+    library = 'libmodel_' + test.rsplit('_', 1)[1]
     return {os.path.basename(c[-1]): c for c in commands if '-c' in c and any(library in word for word in c)}, commands[-1]
 
 

@@ -75,7 +75,7 @@ static void attend(double *y, const double *qkv, int64_t t, int64_t C, int64_t N
 }
 
 /* Applies one layer to x (T, C), in place. */
-static void layer(double *x, const struct gpt2_config *c, double *const p[16], int64_t l, double *scratch)
+static void layer(double *x, const struct model_config *c, double *const p[16], int64_t l, double *scratch)
 {
     int64_t C = c->channels, T = c->context;
     double *normed = scratch, *y = scratch + C, *wide = y + C,
@@ -99,7 +99,7 @@ static void layer(double *x, const struct gpt2_config *c, double *const p[16], i
     }
 }
 
-static double token_loss(const double *x, const struct gpt2_config *c, double *const p[16], int32_t target,
+static double token_loss(const double *x, const struct model_config *c, double *const p[16], int32_t target,
                          double *normed)
 {
     int64_t C = c->channels;
@@ -116,7 +116,7 @@ static double token_loss(const double *x, const struct gpt2_config *c, double *c
     return log(total) - (1 - s) * at_target - s * of_all;
 }
 
-double reference_loss(const struct gpt2_config *c, double *const params[16], const int32_t *tokens,
+double reference_loss(const struct model_config *c, double *const params[16], const int32_t *tokens,
                       const int32_t *targets, int64_t B)
 {
     int64_t C = c->channels, T = c->context;

@@ -8,7 +8,7 @@
 
 /* params: each tensor of struct params (bench/model/model.h), in its order, as doubles. Returns the mean
  * loss over B*T tokens. */
-double reference_loss(const struct gpt2_config *c, double *const params[16], const int32_t *tokens,
+double reference_loss(const struct model_config *c, double *const params[16], const int32_t *tokens,
                       const int32_t *targets, int64_t B);
 
 #endif

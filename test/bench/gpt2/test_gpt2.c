@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifdef GPT2_BF16 /* 8 bits of fraction in every activation */
+#ifdef MODEL_BF16 /* 8 bits of fraction in every activation */
 #define LOSS_TOLERANCE 0.02
 #define GRAD_TOLERANCE 0.06
 #else
@@ -22,11 +22,11 @@
 #define GRAD_TOLERANCE 2e-4
 #endif
 
-#ifdef GPT2_TEST_STAND_IN
+#ifdef MODEL_TEST_STAND_IN
 #include "test/stand_in/cublaslt_stand_in.h"
 #endif
 
-#ifdef GPT2_TEST_CUDA
+#ifdef MODEL_TEST_CUDA
 #define CUDA true
 #else
 #define CUDA false
@@ -37,7 +37,7 @@
 static uint64_t seed;
 
 /* Sizes that are no multiple of a vector, and all different. */
-static const struct gpt2_config shapes[] = {
+static const struct model_config shapes[] = {
     {.layers = 2, .heads = 2, .channels = 22, .context = 9, .vocab = 37},
     {.layers = 1, .heads = 1, .channels = 16, .context = 1, .vocab = 5, .label_smoothing = 0.3},
     {.layers = 3, .heads = 4, .channels = 32, .context = 19, .vocab = 50, .label_smoothing = 0.1},
@@ -51,7 +51,7 @@ static const int64_t rows[] = {3, 1, 2, 2};
 
 struct fixture {
     struct compute compute;
-    struct gpt2 m;
+    struct model m;
     int64_t sizes[GPT2_N_TENSORS];
     double *exact[GPT2_N_TENSORS]; /* the same parameters */
     int32_t *tokens, *targets;     /* (B, T) */
@@ -85,12 +85,12 @@ static real *gradient(struct fixture *f, int t)
 
 /* Makes a model in which every parameter matters: norms and biases differ from their initial values, and
  * no gradient is tiny. */
-static void open_fixture(struct fixture *f, const struct gpt2_config *c, int64_t B)
+static void open_fixture(struct fixture *f, const struct model_config *c, int64_t B)
 {
     assert_int_equal(compute_open(&f->compute, CUDA, 0, 1), 0);
-    assert_int_equal(gpt2_open(&f->m, c, B, &f->compute), 0);
-    assert_int_equal(gpt2_open_params(&f->m, 7), 0);
-    assert_int_equal(gpt2_open_grads(&f->m), 0);
+    assert_int_equal(model_open(&f->m, c, B, &f->compute), 0);
+    assert_int_equal(model_open_params(&f->m, 7), 0);
+    assert_int_equal(model_open_grads(&f->m), 0);
     int64_t L = c->layers, C = c->channels, V = c->vocab, T = c->context;
     const int64_t sizes[GPT2_N_TENSORS] = {V * C,         T * C, L * C, L * C, L * 3 * C * C, L * 3 * C,
                                            L * C * C,     L * C, L * C, L * C, L * 4 * C * C, L * 4 * C,
@@ -121,14 +121,14 @@ static void close_fixture(struct fixture *f)
         free(f->exact[t]);
     free(f->tokens);
     free(f->targets);
-    gpt2_close(&f->m);
+    model_close(&f->m);
     compute_close(&f->compute);
 }
 
 /* Fills everything that forward and backward write with NaN, so that reading it too early shows. */
 static void poison(struct fixture *f)
 {
-    struct gpt2_block blocks[] = {f->m.kept[0].acts_memory, f->m.kept[0].stats_memory};
+    struct model_block blocks[] = {f->m.kept[0].acts_memory, f->m.kept[0].stats_memory};
     for (int i = 0; i < 2; i++) {
         void *nans = malloc((size_t)blocks[i].bytes);
         memset(nans, 0xFF, (size_t)blocks[i].bytes);
@@ -138,20 +138,20 @@ static void poison(struct fixture *f)
 }
 
 /* The model's forward and backward of a batch. A failure is in m->err. */
-static void pass_forward(struct gpt2 *m, const int32_t *tokens, const int32_t *targets)
+static void pass_forward(struct model *m, const int32_t *tokens, const int32_t *targets)
 {
     size_t bytes = (size_t)(m->B * m->config.context) * sizeof *m->tokens;
-    m->err = gpt2_next_batch(m);
+    m->err = model_next_batch(m);
     memcpy(m->tokens, tokens, bytes);
     memcpy(m->targets, targets, bytes);
-    gpt2_send_batch(m);
+    model_send_batch(m);
     gpt2_embed_forward(m);
     for (int64_t l = 0; l < m->config.layers; l++)
         gpt2_layer_forward(m, l);
     gpt2_head_forward(m);
 }
 
-static void pass_backward(struct gpt2 *m)
+static void pass_backward(struct model *m)
 {
     gpt2_head_backward(m);
     for (int64_t l = m->config.layers; l-- > 0;)
@@ -161,18 +161,18 @@ static void pass_backward(struct gpt2 *m)
 
 static double forward(struct fixture *f)
 {
-    struct gpt2 *m = &f->m;
+    struct model *m = &f->m;
     double loss = 0;
     pass_forward(m, f->tokens, f->targets);
     assert_int_equal(m->err, 0);
-    assert_int_equal(gpt2_send_loss(m), 0);
-    assert_int_equal(gpt2_take_loss(m, &loss), 0);
+    assert_int_equal(model_send_loss(m), 0);
+    assert_int_equal(model_take_loss(m, &loss), 0);
     return loss;
 }
 
 static void backward(struct fixture *f)
 {
-    struct gpt2 *m = &f->m;
+    struct model *m = &f->m;
     pass_backward(m);
     if (m->err)
         fail_msg("%s", zr_error_text());
@@ -228,7 +228,7 @@ enum { LOSS_ROWS = 6, PARTS = 3 };
 struct split_loss {
     int64_t V, U, ld;
     double smoothing;
-    struct gpt2_label label;
+    struct model_label label;
     float scale;
     double *exact;        /* (LOSS_ROWS, V) the logits */
     float *logits[PARTS]; /* the device's, (LOSS_ROWS, U), ld elements between rows */
@@ -270,14 +270,14 @@ static int32_t *targets_of(struct compute *c, const struct split_loss *s, int p)
 {
     int32_t own[LOSS_ROWS];
     memcpy(own, s->target, sizeof own);
-    gpt2_vocab_localize(own, LOSS_ROWS, p * s->U, split_ids(s, p));
+    model_vocab_localize(own, LOSS_ROWS, p * s->U, split_ids(s, p));
     return send(c, own, sizeof own);
 }
 
 /* The first two steps of each part, and what the ranks reduce. */
 static void reduce_parts(struct compute *c, struct split_loss *s)
 {
-    const struct gpt2_layers *layers = gpt2_layers_for(c);
+    const struct model_layers *layers = model_layers_for(c);
     float here[LOSS_ROWS], more[LOSS_ROWS];
     for (int64_t row = 0; row < LOSS_ROWS; row++) {
         s->top[row] = -INFINITY;
@@ -317,9 +317,9 @@ static void loss_of_part(struct compute *c, struct split_loss *s, int p, double 
     float *total = send(c, s->total, sizeof s->total), *wanted = send(c, s->wanted, sizeof s->wanted);
     double *losses = send(c, NULL, LOSS_ROWS * (int64_t)sizeof *loss);
     real *d = send(c, NULL, bytes);
-    assert_int_equal(gpt2_layers_for(c)->vocab_loss(c, d, losses, s->logits[p], total, wanted, targets,
-                                                    LOSS_ROWS, split_ids(s, p), s->U, s->ld, s->label,
-                                                    s->scale),
+    assert_int_equal(model_layers_for(c)->vocab_loss(c, d, losses, s->logits[p], total, wanted, targets,
+                                                     LOSS_ROWS, split_ids(s, p), s->U, s->ld, s->label,
+                                                     s->scale),
                      0);
     *dlogits = malloc((size_t)bytes);
     fetch(c, *dlogits, d, bytes);
@@ -370,7 +370,7 @@ static void check_loss_of_parts(void **state)
         struct split_loss s = {
             .V = cases[i].V, .ld = cases[i].ld, .smoothing = cases[i].smoothing, .scale = 0.25f};
         s.U = (s.V + PARTS - 1) / PARTS;
-        s.label = (struct gpt2_label){(float)(s.smoothing / (double)s.V), (float)(1 - s.smoothing)};
+        s.label = (struct model_label){(float)(s.smoothing / (double)s.V), (float)(1 - s.smoothing)};
         draw_logits(&c, &s, cases[i].range);
         reduce_parts(&c, &s);
         for (int p = 0; p < PARTS; p++) {
@@ -493,7 +493,7 @@ static void check_adds(void **state)
 
 /* Difference between stored and added gradients, relative to a tensor's largest. On a GPU the library
  * chooses how to compute them. */
-#if defined(GPT2_TEST_CUDA) && !defined(GPT2_TEST_STAND_IN)
+#if defined(MODEL_TEST_CUDA) && !defined(MODEL_TEST_STAND_IN)
 #define STORED_TOLERANCE (sizeof(real) == 2 ? 0.01 : 1e-5)
 #else
 #define STORED_TOLERANCE 0.0
@@ -546,7 +546,7 @@ static void check_stores(void **state)
     }
 }
 
-static void backward_part(struct fixture *f, enum gpt2_computes part)
+static void backward_part(struct fixture *f, enum model_computes part)
 {
     f->m.computes = part;
     backward(f);
@@ -558,7 +558,7 @@ static void check_two_parts(void **state)
 {
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         struct fixture f, g;
-        struct gpt2_config c = shapes[s];
+        struct model_config c = shapes[s];
         uint64_t start = seed;
         open_fixture(&f, &c, rows[s]);
         forward(&f);
@@ -568,10 +568,10 @@ static void check_two_parts(void **state)
         open_fixture(&g, &c, rows[s]);
         poison(&g);
         struct params params = g.m.params, grads = g.m.grads;
-        int64_t RC = gpt2_own_rows(&g.m) * c.channels;
+        int64_t RC = model_own_rows(&g.m) * c.channels;
         forward(&g);
         g.m.grads = (struct params){0};
-        backward_part(&g, GPT2_INPUTS);
+        backward_part(&g, MODEL_INPUTS);
         g.m.params = (struct params){0};
         g.m.grads = grads;
         void *nans = malloc((size_t)RC * sizeof(real));
@@ -579,7 +579,7 @@ static void check_two_parts(void **state)
         move(&g, g.m.acts.dresidual, nans, RC);
         move(&g, g.m.acts.dbtc, nans, RC);
         free(nans);
-        backward_part(&g, GPT2_WEIGHTS);
+        backward_part(&g, MODEL_WEIGHTS);
         g.m.params = params;
         for (int t = 0; t < GPT2_N_TENSORS; t++) {
             real *x = gradient(&f, t), *y = gradient(&g, t);
@@ -638,13 +638,13 @@ struct tp_group {
     pthread_barrier_t met;
     char *said[MAX_TP];        /* what each rank has passed to the current call */
     int32_t *tokens, *targets; /* (B, T) of the whole batch */
-    struct gpt2_config whole;
+    struct model_config whole;
 };
 
 struct tp_member {
     struct tp_group *group;
     struct compute compute;
-    struct gpt2 m;
+    struct model m;
     double loss;
 };
 
@@ -734,9 +734,9 @@ static int tp_scatter(void *arg, real *dst, const real *src, int64_t n)
 
 /* The number in the whole tensor t of element i of part p, or -1 for a row of wte that belongs to no id. A
  * part has `own` of each row of pieces of `inner` elements. */
-static int64_t whole_index(const struct gpt2_config *c, int t, int32_t p, int64_t i)
+static int64_t whole_index(const struct model_config *c, int t, int32_t p, int64_t i)
 {
-    int64_t C = c->channels, A = gpt2_part_channels(c), F = gpt2_part_hidden(c), U = gpt2_part_vocab(c);
+    int64_t C = c->channels, A = model_part_channels(c), F = model_part_hidden(c), U = model_part_vocab(c);
     const struct {
         int64_t own, inner;
     } cuts[GPT2_N_TENSORS] = {
@@ -751,10 +751,10 @@ static int64_t whole_index(const struct gpt2_config *c, int t, int32_t p, int64_
 }
 
 /* The number of elements of a part's tensor t. */
-static int64_t part_size(const struct fixture *f, const struct gpt2_config *c, int t)
+static int64_t part_size(const struct fixture *f, const struct model_config *c, int t)
 {
     bool cut = t == 0 || (t >= 4 && t <= 6) || (t >= 10 && t <= 12);
-    return t == 0 ? gpt2_part_vocab(c) * c->channels : cut ? f->sizes[t] / c->tp : f->sizes[t];
+    return t == 0 ? model_part_vocab(c) * c->channels : cut ? f->sizes[t] / c->tp : f->sizes[t];
 }
 
 /* Opens part p of f's model, with f's parameters. */
@@ -762,9 +762,9 @@ static void open_part(struct tp_member *r, struct tp_group *g, struct fixture *f
 {
     r->group = g;
     assert_int_equal(compute_open(&r->compute, CUDA, 0, 1), 0);
-    assert_int_equal(gpt2_open(&r->m, &g->whole, f->m.B, &r->compute), 0);
-    assert_int_equal(gpt2_open_params(&r->m, 7), 0);
-    assert_int_equal(gpt2_open_grads(&r->m), 0);
+    assert_int_equal(model_open(&r->m, &g->whole, f->m.B, &r->compute), 0);
+    assert_int_equal(model_open_params(&r->m, 7), 0);
+    assert_int_equal(model_open_grads(&r->m), 0);
     r->m.part = p;
     r->m.sum = tp_sum;
     r->m.reduce = tp_reduce;
@@ -791,10 +791,10 @@ static void open_part(struct tp_member *r, struct tp_group *g, struct fixture *f
 static void *run_part(void *arg)
 {
     struct tp_member *r = arg;
-    struct gpt2 *m = &r->m;
+    struct model *m = &r->m;
     pass_forward(m, r->group->tokens, r->group->targets);
     pass_backward(m);
-    if (m->err || gpt2_send_loss(m) || gpt2_take_loss(m, &r->loss)) {
+    if (m->err || model_send_loss(m) || model_take_loss(m, &r->loss)) {
         fprintf(stderr, "part %d: %s\n", m->part, zr_error_text());
         _exit(1);
     }
@@ -804,7 +804,7 @@ static void *run_part(void *arg)
 /* Compares a gradient of part p, or with `partial` the parts' sum, with the whole model's. */
 static void check_part_gradient(struct fixture *f, struct tp_member *r, int32_t p, int t, const real *whole)
 {
-    const struct gpt2_config *c = &r[p].m.config;
+    const struct model_config *c = &r[p].m.config;
     bool partial = c->sequence && (t == 2 || t == 3 || t == 8 || t == 9 || t >= 14); /* norms */
     int64_t n = part_size(f, c, t);
     real *x = malloc((size_t)n * sizeof *x);
@@ -852,7 +852,7 @@ static void run_group(struct fixture *f, struct tp_group *g)
         free(whole);
     }
     for (int32_t p = 0; p < g->tp; p++) {
-        gpt2_close(&r[p].m);
+        model_close(&r[p].m);
         compute_close(&r[p].compute);
     }
     pthread_barrier_destroy(&g->met);
@@ -870,7 +870,7 @@ static void check_parts(void **state)
     } cases[] = {{3, 2, false, false}, {3, 2, true, false}, {2, 4, false, true}, {2, 2, true, true}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct fixture f;
-        const struct gpt2_config *c = &shapes[cases[i].shape];
+        const struct model_config *c = &shapes[cases[i].shape];
         int64_t B = rows[cases[i].shape];
         open_fixture(&f, c, B);
         struct tp_group g = {.tp = cases[i].tp, .tokens = f.tokens, .targets = f.targets, .whole = *c};
@@ -883,7 +883,7 @@ static void check_parts(void **state)
     }
 }
 
-#ifdef GPT2_TEST_STAND_IN
+#ifdef MODEL_TEST_STAND_IN
 /* With and without cuBLASLt's epilogues for GELU, its gradient and the sums of biases. */
 static void check_epilogues(void **state)
 {
@@ -923,7 +923,7 @@ static void check_normal(const real *x, int64_t n, uint64_t stream, double devia
 static void check_draw(void **state)
 {
     enum { WTE = 0, LN1W = 2, LN1B = 3, ATTPROJW = 6, N = 100000, TRIALS = 60 };
-    const struct gpt2_config c = {.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = N / 32};
+    const struct model_config c = {.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = N / 32};
     real *whole = malloc(N * sizeof *whole), *part = malloc(N * sizeof *part);
     gpt2_draw(&c, seed, ATTPROJW, 0, 1000, part);
     check_normal(part, 1000, random_bits(random_bits(seed) + 3), 0.01); /* the fourth tensor drawn */
@@ -953,7 +953,7 @@ static void check_draw(void **state)
 
 int main(void)
 {
-#ifdef GPT2_TEST_CUDA
+#ifdef MODEL_TEST_CUDA
     struct compute here;
     if (compute_open(&here, true, 0, 1)) {
         printf("%s\n", zr_error_text());
@@ -971,7 +971,7 @@ int main(void)
         cmocka_unit_test(check_stores),        cmocka_unit_test(check_two_parts),
         cmocka_unit_test(check_repeats),       cmocka_unit_test(check_nan),
         cmocka_unit_test(check_draw),
-#ifdef GPT2_TEST_STAND_IN
+#ifdef MODEL_TEST_STAND_IN
         cmocka_unit_test(check_epilogues),
 #endif
     };

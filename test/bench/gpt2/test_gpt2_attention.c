@@ -11,13 +11,13 @@
 
 /* Relative to a row's norm and to the mean row's norm: in bf16, weights are rounded before they are
  * multiplied. */
-#ifdef GPT2_BF16
+#ifdef MODEL_BF16
 #define TOLERANCE 0x1p-6
 #else
 #define TOLERANCE 4e-6
 #endif
 
-#ifdef GPT2_TEST_CUDA
+#ifdef MODEL_TEST_CUDA
 #define CUDA true
 #else
 #define CUDA false
@@ -199,16 +199,16 @@ static void close_problem(struct problem *p)
 
 /* ---- calls ---- */
 
-static struct gpt2_rows all_rows(int64_t T)
+static struct model_rows all_rows(int64_t T)
 {
-    return (struct gpt2_rows){.n = {T}};
+    return (struct model_rows){.n = {T}};
 }
 
 /* The rows of rank c of cp: a chunk, or two of them so that all ranks have as much work. */
-static struct gpt2_rows rows_of_rank(int64_t T, int64_t cp, int64_t c, bool zigzag)
+static struct model_rows rows_of_rank(int64_t T, int64_t cp, int64_t c, bool zigzag)
 {
     int64_t n = zigzag ? 2 * cp : cp, other = 2 * cp - 1 - c;
-    struct gpt2_rows r = {{c * T / n, 0}, {(c + 1) * T / n - c * T / n, 0}};
+    struct model_rows r = {{c * T / n, 0}, {(c + 1) * T / n - c * T / n, 0}};
     if (zigzag) {
         r.first[1] = other * T / n;
         r.n[1] = (other + 1) * T / n - r.first[1];
@@ -216,7 +216,7 @@ static struct gpt2_rows rows_of_rank(int64_t T, int64_t cp, int64_t c, bool zigz
     return r;
 }
 
-static int64_t position_of(const struct gpt2_rows *r, int64_t row)
+static int64_t position_of(const struct model_rows *r, int64_t row)
 {
     return row < r->n[0] ? r->first[0] + row : r->first[1] + row - r->n[0];
 }
@@ -224,9 +224,9 @@ static int64_t position_of(const struct gpt2_rows *r, int64_t row)
 /* Copies width elements of these rows of x (B, T, row), from column `from` on, to a new array (B, rows,
  * stride). */
 static struct array take(const struct problem *p, const real *x, int64_t row, int64_t from,
-                         struct gpt2_rows rows, int64_t width, int64_t stride)
+                         struct model_rows rows, int64_t width, int64_t stride)
 {
-    int64_t n = gpt2_n_rows(&rows);
+    int64_t n = model_n_rows(&rows);
     struct array a = reals(p->s.B * n * stride);
     for (int64_t i = 0; i < p->s.B * n; i++)
         memcpy((real *)a.at + i * stride, x + (i / n * p->s.T + position_of(&rows, i % n)) * row + from,
@@ -238,11 +238,11 @@ static struct array take(const struct problem *p, const real *x, int64_t row, in
 
 /* One call of forward and one of backward, and their results. */
 struct call {
-    struct gpt2_attention_args args;
+    struct model_attention_args args;
     struct array y, y32, logsum, dots, grads[N_OF_QKV], grads32[N_OF_QKV];
 };
 
-static struct call open_call(const struct problem *p, struct gpt2_rows queries, struct gpt2_rows keys)
+static struct call open_call(const struct problem *p, struct model_rows queries, struct model_rows keys)
 {
     int64_t C = p->C;
     struct array q = take(p, p->qkv.at, 3 * C, 0, queries, C, C + 16);
@@ -259,15 +259,15 @@ static struct call open_call(const struct problem *p, struct gpt2_rows queries, 
                               .q_row = C + 16,
                               .kv_row = 2 * C,
                               .document_start = p->s.documents ? p->start.there : NULL}};
-    c.args.scratch = floats(gpt2_attention_scratch(&on, &c.args)).there;
-    c.logsum = floats(p->s.B * p->s.NH * gpt2_n_rows(&queries));
+    c.args.scratch = floats(model_attention_scratch(&on, &c.args)).there;
+    c.logsum = floats(p->s.B * p->s.NH * model_n_rows(&queries));
     return c;
 }
 
 /* As the model calls it: q, k and v lie in one array. */
 static struct call open_whole(const struct problem *p)
 {
-    const struct gpt2_rows all = all_rows(p->s.T);
+    const struct model_rows all = all_rows(p->s.T);
     struct call c = open_call(p, all, all);
     c.args.q = p->qkv.there;
     c.args.k = c.args.q + p->C;
@@ -278,7 +278,7 @@ static struct call open_whole(const struct problem *p)
 
 static int64_t n_elements(const struct call *c, int what)
 {
-    return c->args.B * gpt2_n_rows(what == Q ? &c->args.queries : &c->args.keys) * c->args.NH * c->args.HS;
+    return c->args.B * model_n_rows(what == Q ? &c->args.queries : &c->args.keys) * c->args.NH * c->args.HS;
 }
 
 static void forward(struct call *c, bool in_fp32)
@@ -286,7 +286,7 @@ static void forward(struct call *c, bool in_fp32)
     c->y = reals(n_elements(c, Q));
     if (in_fp32)
         c->y32 = floats(n_elements(c, Q));
-    assert_int_equal(gpt2_attention_forward(&on, &c->args, c->y.there, c->y32.there, c->logsum.there), 0);
+    assert_int_equal(model_attention_forward(&on, &c->args, c->y.there, c->y32.there, c->logsum.there), 0);
     fetch(&c->y);
     fetch(&c->logsum);
     if (in_fp32)
@@ -296,8 +296,8 @@ static void forward(struct call *c, bool in_fp32)
 /* dy has the rows of the queries. If sums are given, gradients are added to these. */
 static void backward(struct call *c, const struct array *dy, const struct array sums[N_OF_QKV])
 {
-    struct gpt2_attention_grads g = {.dq_row = c->args.q_row, .dkv_row = c->args.kv_row};
-    c->dots = floats(c->args.B * c->args.NH * gpt2_n_rows(&c->args.queries));
+    struct model_attention_grads g = {.dq_row = c->args.q_row, .dkv_row = c->args.kv_row};
+    c->dots = floats(c->args.B * c->args.NH * model_n_rows(&c->args.queries));
     int64_t C = c->args.NH * c->args.HS;
     for (int i = 0; i < N_OF_QKV && !sums; i++)
         c->grads[i] = reals(n_elements(c, i) / C * (i == Q ? g.dq_row : g.dkv_row));
@@ -310,7 +310,8 @@ static void backward(struct call *c, const struct array *dy, const struct array 
         g.dv32 = sums[V].there;
     }
     assert_int_equal(
-        gpt2_attention_backward(&on, &c->args, dy->there, c->y.there, c->logsum.there, c->dots.there, &g), 0);
+        model_attention_backward(&on, &c->args, dy->there, c->y.there, c->logsum.there, c->dots.there, &g),
+        0);
     for (int i = 0; i < N_OF_QKV; i++)
         fetch(sums ? &sums[i] : &c->grads[i]);
 }
@@ -319,9 +320,9 @@ static void backward(struct call *c, const struct array *dy, const struct array 
 
 /* Compares the vectors of HS elements of these rows, `stride` elements between rows, with want (B, T, C). */
 static void compare(const struct problem *p, const char *what, const double *want, const real *got,
-                    const float *got32, struct gpt2_rows rows, int64_t stride, double tolerance)
+                    const float *got32, struct model_rows rows, int64_t stride, double tolerance)
 {
-    int64_t HS = p->s.HS, n = gpt2_n_rows(&rows), all = p->s.B * p->s.T * p->C;
+    int64_t HS = p->s.HS, n = model_n_rows(&rows), all = p->s.B * p->s.T * p->C;
     double square = 0;
     for (int64_t i = 0; i < all; i++)
         square += want[i] * want[i] / (double)(all / HS);
@@ -345,9 +346,9 @@ static void compare(const struct problem *p, const char *what, const double *wan
     }
 }
 
-static void compare_logsum(const struct problem *p, const struct array *a, struct gpt2_rows rows)
+static void compare_logsum(const struct problem *p, const struct array *a, struct model_rows rows)
 {
-    int64_t n = gpt2_n_rows(&rows);
+    int64_t n = model_n_rows(&rows);
     for (int64_t i = 0; i < p->s.B * p->s.NH * n; i++) {
         double got = (double)((float *)a->at)[i],
                want = p->logsum[i / n * p->s.T + position_of(&rows, i % n)];
@@ -371,8 +372,8 @@ static double grad_tolerance(const struct problem *p)
     return 4 * y_tolerance(p) * (double)p->s.spread;
 }
 
-static void compare_grads(const struct problem *p, const struct call *c, struct gpt2_rows queries,
-                          struct gpt2_rows keys)
+static void compare_grads(const struct problem *p, const struct call *c, struct model_rows queries,
+                          struct model_rows keys)
 {
     for (int i = 0; i < N_OF_QKV; i++)
         compare(p,
@@ -403,7 +404,7 @@ static void test_against_reference(void **state)
         struct problem p = draw(shapes[i]);
         solve(&p);
         struct call c = open_whole(&p);
-        const struct gpt2_rows all = all_rows(p.s.T);
+        const struct model_rows all = all_rows(p.s.T);
         forward(&c, false);
         compare(&p, "y", p.y, c.y.at, NULL, all, p.C, y_tolerance(&p));
         compare_logsum(&p, &c.logsum, all);
@@ -415,9 +416,9 @@ static void test_against_reference(void **state)
 
 /* Compares the bits of some rows of y and logsum with those of the whole sequence. */
 static void same_rows(const struct problem *p, const struct call *whole, const struct call *part,
-                      struct gpt2_rows rows, const char *what)
+                      struct model_rows rows, const char *what)
 {
-    int64_t n = gpt2_n_rows(&rows), T = p->s.T, C = p->C;
+    int64_t n = model_n_rows(&rows), T = p->s.T, C = p->C;
     for (int64_t i = 0; i < p->s.B * n; i++) {
         int64_t t = position_of(&rows, i % n);
         if (memcmp((real *)part->y.at + i * C, (real *)whole->y.at + (i / n * T + t) * C,
@@ -430,9 +431,9 @@ static void same_rows(const struct problem *p, const struct call *whole, const s
                             (float *)whole->logsum.at + i / n * T + position_of(&rows, i % n), sizeof(float));
 }
 
-static struct gpt2_rows random_rows(int64_t T)
+static struct model_rows random_rows(int64_t T)
 {
-    struct gpt2_rows r;
+    struct model_rows r;
     r.first[0] = random_below(&rng, T);
     r.n[0] = 1 + random_below(&rng, T - r.first[0]);
     int64_t end = r.first[0] + r.n[0];
@@ -453,14 +454,14 @@ static void test_slices(void **state)
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
         struct problem p = draw(cut[i]);
         struct call whole = open_whole(&p);
-        const struct gpt2_rows all = all_rows(p.s.T);
+        const struct model_rows all = all_rows(p.s.T);
         forward(&whole, false);
         int n = n_held;
         for (int64_t k = 0; k < 4 * 2 * 8 + 20; k++, let_go(n)) {
             int64_t cp = cps[k % 4], rank = k / 8;
             if (k < 64 && rank >= cp)
                 continue;
-            struct gpt2_rows rows = k < 64 ? rows_of_rank(p.s.T, cp, rank, k / 4 % 2) : random_rows(p.s.T);
+            struct model_rows rows = k < 64 ? rows_of_rank(p.s.T, cp, rank, k / 4 % 2) : random_rows(p.s.T);
             struct call part = open_call(&p, rows, all);
             forward(&part, false);
             same_rows(&p, &whole, &part, rows, k < 64 ? "rows of a rank" : "random rows");
@@ -494,13 +495,13 @@ static void test_gathered(void **state)
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
         for (int64_t cp = 2; cp <= 3; cp++) {
             struct problem p = draw(cut[i]);
-            const struct gpt2_rows all = all_rows(p.s.T);
+            const struct model_rows all = all_rows(p.s.T);
             struct array sums[N_OF_QKV];
             solve(&p);
             struct call whole = open_whole(&p);
             open_sums(&whole, sums);
             for (int64_t rank = 0; rank < cp; rank++) {
-                struct gpt2_rows rows = rows_of_rank(p.s.T, cp, rank, cp == 3);
+                struct model_rows rows = rows_of_rank(p.s.T, cp, rank, cp == 3);
                 struct call c = open_call(&p, rows, all);
                 struct array dy = take(&p, p.dy.at, p.C, 0, rows, p.C, p.C), of_rank[N_OF_QKV];
                 open_sums(&c, of_rank);
@@ -523,12 +524,12 @@ static void test_gathered(void **state)
 /* The rows of a query that sees none of the call's keys are 0 and -infinity. */
 static void check_unseen(const struct problem *p, const struct call *c)
 {
-    const struct gpt2_rows *queries = &c->args.queries, *keys = &c->args.keys;
-    int64_t n = gpt2_n_rows(queries);
+    const struct model_rows *queries = &c->args.queries, *keys = &c->args.keys;
+    int64_t n = model_n_rows(queries);
     for (int64_t i = 0; i < p->s.B * p->s.NH * n; i++) {
         int64_t b = i / n / p->s.NH, h = i / n % p->s.NH, t = position_of(queries, i % n);
         bool sees = false;
-        for (int64_t k = 0; k < gpt2_n_rows(keys); k++)
+        for (int64_t k = 0; k < model_n_rows(keys); k++)
             sees |= position_of(keys, k) <= t && position_of(keys, k) >= first_key(p, b, t);
         assert_int_equal(((float *)c->logsum.at)[i] > -INFINITY, sees);
         for (int64_t j = 0; j < p->s.HS && !sees; j++)
@@ -537,10 +538,10 @@ static void check_unseen(const struct problem *p, const struct call *c)
 }
 
 /* Forward of one rank's queries, whose keys come in parts, in any order. The result is in sum. */
-static void merge_parts(const struct problem *p, struct call *sum, struct gpt2_rows queries, int64_t cp,
+static void merge_parts(const struct problem *p, struct call *sum, struct model_rows queries, int64_t cp,
                         const int64_t order[], bool zigzag)
 {
-    int64_t n = gpt2_n_rows(&queries);
+    int64_t n = model_n_rows(&queries);
     for (int64_t i = 0; i < cp; i++) {
         struct call c = open_call(p, queries, rows_of_rank(p->s.T, cp, order[i], zigzag));
         forward(&c, true);
@@ -548,8 +549,8 @@ static void merge_parts(const struct problem *p, struct call *sum, struct gpt2_r
         if (i == 0)
             *sum = c;
         else
-            assert_int_equal(gpt2_attention_merge(&on, sum->y32.there, sum->logsum.there, c.y32.there,
-                                                  c.logsum.there, p->s.B, n, p->s.NH, p->s.HS),
+            assert_int_equal(model_attention_merge(&on, sum->y32.there, sum->logsum.there, c.y32.there,
+                                                   c.logsum.there, p->s.B, n, p->s.NH, p->s.HS),
                              0);
     }
     fetch(&sum->y32);
@@ -575,12 +576,12 @@ static void run_ring(struct problem *p, int64_t cp, bool zigzag)
     struct array sums[8][N_OF_QKV];
     int64_t order[8];
     for (int64_t r = 0; r < cp; r++) {
-        struct gpt2_rows own = rows_of_rank(p->s.T, cp, r, zigzag);
+        struct model_rows own = rows_of_rank(p->s.T, cp, r, zigzag);
         struct call c = open_call(p, own, own);
         open_sums(&c, sums[r]);
     }
     for (int64_t rank = 0; rank < cp; rank++) {
-        struct gpt2_rows rows = rows_of_rank(p->s.T, cp, rank, zigzag);
+        struct model_rows rows = rows_of_rank(p->s.T, cp, rank, zigzag);
         struct array dy = take(p, p->dy.at, p->C, 0, rows, p->C, p->C);
         struct call sum;
         shuffle(order, cp);
@@ -635,7 +636,7 @@ static void test_merge_of_nothing(void **state)
     }
     send(&y), send(&part), send(&logsum), send(&logsum_part);
     assert_int_equal(
-        gpt2_attention_merge(&on, y.there, logsum.there, part.there, logsum_part.there, 1, N, 1, HS), 0);
+        model_attention_merge(&on, y.there, logsum.there, part.there, logsum_part.there, 1, N, 1, HS), 0);
     fetch(&y), fetch(&logsum);
     double both = log(exp(1.0) + exp(2.0)), share = exp(2.0 - both);
     const double want[N] = {5 + 2 * share, 7, 5, 0, 7}, sums[N] = {both, 2, 1, -INFINITY, 90};
@@ -729,7 +730,7 @@ static void test_nan(void **state)
 /* The heads that the kernel takes which needs no products. */
 static void test_fits(void **state)
 {
-    const struct gpt2_attention *fused = gpt2_layers_for(&on)->attention;
+    const struct model_attention *fused = model_layers_for(&on)->attention;
     assert_int_equal(fused != NULL, CUDA && sizeof(real) == 2);
     for (int64_t HS = 0; HS < 300 && fused; HS++)
         assert_int_equal(fused->fits(HS), HS == 16 || HS == 32 || HS == 64);

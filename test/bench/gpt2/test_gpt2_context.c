@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#ifdef GPT2_BF16 /* 8 bits of fraction in every activation */
+#ifdef MODEL_BF16 /* 8 bits of fraction in every activation */
 #define TOLERANCE      0.01
 #define GRAD_TOLERANCE 0.06
 #else
@@ -20,7 +20,7 @@
 #define GRAD_TOLERANCE 2e-5
 #endif
 
-#ifdef GPT2_TEST_CUDA
+#ifdef MODEL_TEST_CUDA
 #define CUDA true
 #else
 #define CUDA false
@@ -37,13 +37,13 @@ struct group {
     pthread_barrier_t met;
     /* What each rank has passed to the current call. */
     char *said[MAX_CP];
-    struct gpt2_rows rows[MAX_CP];
+    struct model_rows rows[MAX_CP];
 };
 
 struct member {
     struct group *group;
     struct compute compute;
-    struct gpt2 m;
+    struct model m;
     /* Whole rows, (B, context), from which a rank takes its own. */
     const int32_t *tokens, *targets, *document_start;
     /* An open shift. */
@@ -149,13 +149,13 @@ static int shift_end(void *arg)
 }
 
 /* Written by hand, not with the library's zero_cp_rows. */
-static void cut_rows(struct group *g, const struct gpt2_config *c)
+static void cut_rows(struct group *g, const struct model_config *c)
 {
     int64_t T = c->context / g->cp;
     for (int32_t i = 0; i < g->cp; i++)
-        g->rows[i] = c->cp_order == GPT2_CP_CONTIGUOUS
-                         ? (struct gpt2_rows){{i * T}, {T}}
-                         : (struct gpt2_rows){{i * (T / 2), (2 * g->cp - 1 - i) * (T / 2)}, {T / 2, T / 2}};
+        g->rows[i] = c->cp_order == MODEL_CP_CONTIGUOUS
+                         ? (struct model_rows){{i * T}, {T}}
+                         : (struct model_rows){{i * (T / 2), (2 * g->cp - 1 - i) * (T / 2)}, {T / 2, T / 2}};
 }
 
 /* ---- a batch on one model, and on ranks ---- */
@@ -166,8 +166,8 @@ struct batch {
 
 static void take_rows(struct member *r)
 {
-    struct gpt2 *m = &r->m;
-    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    struct model *m = &r->m;
+    const struct model_rows own = model_rows_of(m, m->cp.part);
     int64_t context = m->config.context;
     for (int64_t b = 0, to = 0; b < m->B; b++)
         for (int i = 0; i < 2; i++)
@@ -183,10 +183,10 @@ static void take_rows(struct member *r)
 
 static void put_losses(struct member *r)
 {
-    struct gpt2 *m = &r->m;
-    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
-    double *own_losses = malloc((size_t)gpt2_own_tokens(m) * sizeof *own_losses), *from = own_losses;
-    m->err = move(r, own_losses, m->losses, gpt2_own_tokens(m) * (int64_t)sizeof *own_losses);
+    struct model *m = &r->m;
+    const struct model_rows own = model_rows_of(m, m->cp.part);
+    double *own_losses = malloc((size_t)model_own_tokens(m) * sizeof *own_losses), *from = own_losses;
+    m->err = move(r, own_losses, m->losses, model_own_tokens(m) * (int64_t)sizeof *own_losses);
     for (int64_t b = 0; b < m->B; b++)
         for (int i = 0; i < 2; i++)
             for (int64_t t = own.first[i]; t < own.first[i] + own.n[i]; t++)
@@ -203,7 +203,7 @@ static void die_if_failed(const struct member *r, int err)
     }
 }
 
-static void pass_backward(struct gpt2 *m)
+static void pass_backward(struct model *m)
 {
     gpt2_head_backward(m);
     for (int64_t l = m->config.layers; l-- > 0;)
@@ -214,25 +214,25 @@ static void pass_backward(struct gpt2 *m)
 /* With two_parts, a backward pass in its two parts. */
 static void run_model(struct member *r)
 {
-    struct gpt2 *m = &r->m;
-    m->err = gpt2_next_batch(m);
+    struct model *m = &r->m;
+    m->err = model_next_batch(m);
     take_rows(r);
-    gpt2_send_batch(m);
+    model_send_batch(m);
     gpt2_embed_forward(m);
     for (int64_t l = 0; l < m->config.layers; l++)
         gpt2_layer_forward(m, l);
     gpt2_head_forward(m);
     put_losses(r);
-    m->computes = m->config.two_parts ? GPT2_INPUTS : GPT2_ALL;
+    m->computes = m->config.two_parts ? MODEL_INPUTS : MODEL_ALL;
     pass_backward(m);
     if (m->config.two_parts) {
-        m->computes = GPT2_WEIGHTS;
+        m->computes = MODEL_WEIGHTS;
         pass_backward(m);
     }
-    die_if_failed(r, m->err || gpt2_send_loss(m) || gpt2_take_loss(m, &r->loss));
+    die_if_failed(r, m->err || model_send_loss(m) || model_take_loss(m, &r->loss));
 }
 
-static void poison(struct member *r, const struct gpt2_block *block)
+static void poison(struct member *r, const struct model_block *block)
 {
     void *nans = malloc((size_t)block->bytes);
     memset(nans, 0xFF, (size_t)block->bytes);
@@ -240,29 +240,29 @@ static void poison(struct member *r, const struct gpt2_block *block)
     free(nans);
 }
 
-static void open_member(struct member *r, struct group *g, const struct gpt2_config *c, int32_t part_number)
+static void open_member(struct member *r, struct group *g, const struct model_config *c, int32_t part_number)
 {
     r->group = g;
     assert_int_equal(compute_open(&r->compute, CUDA, 0, 1), 0);
-    assert_int_equal(gpt2_open(&r->m, c, B, &r->compute), 0);
-    assert_int_equal(gpt2_open_params(&r->m, 7), 0);
-    assert_int_equal(gpt2_open_grads(&r->m), 0);
+    assert_int_equal(model_open(&r->m, c, B, &r->compute), 0);
+    assert_int_equal(model_open_params(&r->m, 7), 0);
+    assert_int_equal(model_open_grads(&r->m), 0);
     if (c->cp > 1)
-        r->m.cp = (struct gpt2_cp){.part = part_number,
-                                   .rows = g->rows,
-                                   .gather = gather,
-                                   .scatter = scatter,
-                                   .exchange = exchange,
-                                   .shift_begin = shift_begin,
-                                   .shift_end = shift_end,
-                                   .arg = r};
+        r->m.cp = (struct model_cp){.part = part_number,
+                                    .rows = g->rows,
+                                    .gather = gather,
+                                    .scatter = scatter,
+                                    .exchange = exchange,
+                                    .shift_begin = shift_begin,
+                                    .shift_end = shift_end,
+                                    .arg = r};
     poison(r, &r->m.kept[0].acts_memory);
     poison(r, &r->m.kept[0].stats_memory);
 }
 
 static void close_member(struct member *r)
 {
-    gpt2_close(&r->m);
+    model_close(&r->m);
     compute_close(&r->compute);
 }
 
@@ -274,7 +274,7 @@ static void *start(void *arg)
 }
 
 /* Opens a model on each rank, which calls run(). The ranks' models stay open. */
-static void run_ranks(struct member *r, struct group *g, const struct gpt2_config *c, const struct batch *b,
+static void run_ranks(struct member *r, struct group *g, const struct model_config *c, const struct batch *b,
                       double *losses, void (*run)(struct member *r))
 {
     pthread_t threads[MAX_CP];
@@ -304,7 +304,7 @@ struct result {
     int64_t n_grads, activation_bytes, statistics_bytes;
 };
 
-static struct result result_of(const struct gpt2_config *c, const struct batch *b)
+static struct result result_of(const struct model_config *c, const struct batch *b)
 {
     struct member r[MAX_CP] = {0};
     struct group g;
@@ -312,7 +312,7 @@ static struct result result_of(const struct gpt2_config *c, const struct batch *
     run_ranks(r, &g, c, b, out.losses, run_model);
     out.n_grads = r[0].m.grads_memory.bytes / (int64_t)sizeof(real);
     out.grads = calloc((size_t)out.n_grads, sizeof *out.grads);
-    out.activation_bytes = gpt2_activation_bytes(&r[0].m);
+    out.activation_bytes = model_activation_bytes(&r[0].m);
     out.statistics_bytes = r[0].m.kept[0].stats_memory.bytes;
     real *x = malloc((size_t)out.n_grads * sizeof *x);
     for (int32_t i = 0; i < g.cp; i++) {
@@ -332,7 +332,7 @@ static void free_result(struct result *r)
     free(r->grads);
 }
 
-static void draw_batch(struct batch *b, const struct gpt2_config *c)
+static void draw_batch(struct batch *b, const struct model_config *c)
 {
     int64_t n = B * c->context;
     b->tokens = malloc((size_t)n * sizeof *b->tokens);
@@ -355,11 +355,11 @@ static void free_batch(struct batch *b)
     free(b->document_start);
 }
 
-static const char *name_of(const struct gpt2_config *c)
+static const char *name_of(const struct model_config *c)
 {
     static char text[128];
     snprintf(text, sizeof text, "cp %lld, %s, %s%s%s", (long long)c->cp,
-             option_word_of(gpt2_cp_forms, c->cp_form), option_word_of(gpt2_cp_orders, c->cp_order),
+             option_word_of(model_cp_forms, c->cp_form), option_word_of(model_cp_orders, c->cp_order),
              c->documents ? ", documents" : "", c->cp_heads ? ", some heads" : "");
     return text;
 }
@@ -376,7 +376,7 @@ static double distance(const double *x, const double *y, int64_t n, double *size
     return sqrt(d);
 }
 
-static void check_result(const struct gpt2_config *c, const struct result *got, const struct result *want)
+static void check_result(const struct model_config *c, const struct result *got, const struct result *want)
 {
     double size;
     for (int64_t i = 0; i < B * c->context; i++)
@@ -390,7 +390,7 @@ static void check_result(const struct gpt2_config *c, const struct result *got, 
         fail_msg("%s: gradients differ by %.3g of their size", name_of(c), error / size);
 }
 
-static struct gpt2_config with_cp(struct gpt2_config c, int64_t cp, int form, int order)
+static struct model_config with_cp(struct model_config c, int64_t cp, int form, int order)
 {
     c.cp = cp;
     c.cp_form = form;
@@ -399,12 +399,12 @@ static struct gpt2_config with_cp(struct gpt2_config c, int64_t cp, int form, in
 }
 
 /* Heads for 2, 3 and 4 ranks, and rows for as many ranks in zigzag order. */
-static const struct gpt2_config whole_model = {
+static const struct model_config whole_model = {
     .layers = LAYERS, .heads = 12, .channels = 96, .context = 72, .vocab = 37};
 
 /* The stand-in for a GPU is slow, so there each form has one layout. */
-#ifdef GPT2_TEST_STAND_IN
-#define HAS_LAYOUT(cp, form, order) ((cp) == (form) + 1 && (order) == GPT2_CP_ZIGZAG)
+#ifdef MODEL_TEST_STAND_IN
+#define HAS_LAYOUT(cp, form, order) ((cp) == (form) + 1 && (order) == MODEL_CP_ZIGZAG)
 enum { MOST_DOCUMENTS = 4 };
 #else
 #define HAS_LAYOUT(cp, form, order) true
@@ -412,8 +412,8 @@ enum { MOST_DOCUMENTS = INT_MAX };
 #endif
 #define EACH_LAYOUT(cp, form, order)                                                                         \
     for (int64_t cp = 2; cp <= MAX_CP; cp++)                                                                 \
-        for (int form = GPT2_CP_GATHER; form <= GPT2_CP_RING; form++)                                        \
-            for (int order = GPT2_CP_CONTIGUOUS; order <= GPT2_CP_ZIGZAG; order++)                           \
+        for (int form = MODEL_CP_GATHER; form <= MODEL_CP_RING; form++)                                      \
+            for (int order = MODEL_CP_CONTIGUOUS; order <= MODEL_CP_ZIGZAG; order++)                         \
                 if (HAS_LAYOUT(cp, form, order))
 
 /* ---- tests ---- */
@@ -423,16 +423,16 @@ static void test_forms(void **state)
 {
     (void)state;
     for (int documents = 0; documents < 2; documents++) {
-        struct gpt2_config c = whole_model;
+        struct model_config c = whole_model;
         struct batch b;
         c.documents = documents;
         draw_batch(&b, &c);
         struct result want = result_of(&c, &b);
         EACH_LAYOUT(cp, form, order)
         {
-            struct gpt2_config part_of = with_cp(c, cp, form, order);
-            part_of.two_parts = order == GPT2_CP_ZIGZAG;
-            part_of.cp_heads = form == GPT2_CP_GATHER && cp == 3 ? 4 : 0;
+            struct model_config part_of = with_cp(c, cp, form, order);
+            part_of.two_parts = order == MODEL_CP_ZIGZAG;
+            part_of.cp_heads = form == MODEL_CP_GATHER && cp == 3 ? 4 : 0;
             struct result got = result_of(&part_of, &b);
             check_result(&part_of, &got, &want);
             free_result(&got);
@@ -446,7 +446,7 @@ static void test_forms(void **state)
 static void test_documents_are_alone(void **state)
 {
     (void)state;
-    struct gpt2_config c = whole_model;
+    struct model_config c = whole_model;
     struct batch b;
     c.documents = true;
     draw_batch(&b, &c);
@@ -456,7 +456,7 @@ static void test_documents_are_alone(void **state)
         while (end % c.context && b.document_start[end] == b.document_start[first])
             end++;
         n = end - first;
-        struct gpt2_config one = c;
+        struct model_config one = c;
         struct batch alone;
         one.documents = false;
         draw_batch(&alone, &one);
@@ -480,7 +480,7 @@ static void test_one_changed_token(void **state)
     (void)state;
     EACH_LAYOUT(cp, form, order)
     {
-        struct gpt2_config c = with_cp(whole_model, cp, form, order);
+        struct model_config c = with_cp(whole_model, cp, form, order);
         struct batch b;
         c.documents = true;
         draw_batch(&b, &c);
@@ -506,19 +506,20 @@ static void test_one_changed_token(void **state)
 
 static void run_attention(struct member *r)
 {
-    struct gpt2 *m = &r->m;
-    int64_t A = gpt2_part_channels(&m->config), T = gpt2_own_context(&m->config), context = m->config.context;
-    const struct gpt2_rows own = gpt2_rows_of(m, m->cp.part);
+    struct model *m = &r->m;
+    int64_t A = model_part_channels(&m->config), T = model_own_context(&m->config),
+            context = m->config.context;
+    const struct model_rows own = model_rows_of(m, m->cp.part);
     real *qkv = malloc((size_t)(B * T * 3 * A) * sizeof *qkv), *y = malloc((size_t)(B * T * A) * sizeof *y);
-    m->err = gpt2_next_batch(m);
+    m->err = model_next_batch(m);
     take_rows(r);
-    gpt2_send_batch(m);
+    model_send_batch(m);
     for (int64_t b = 0, at = 0; b < B; b++)
         for (int i = 0; i < 2; at += own.n[i++])
             memcpy(qkv + at * 3 * A, r->qkv + (b * context + own.first[i]) * 3 * A,
                    (size_t)(own.n[i] * 3 * A) * sizeof *qkv);
     die_if_failed(r, m->err || move(r, m->acts.qkv, qkv, B * T * 3 * A * (int64_t)sizeof *qkv));
-    die_if_failed(r, gpt2_context_forward(m, 0, m->acts.atty, m->acts.qkv));
+    die_if_failed(r, model_context_forward(m, 0, m->acts.atty, m->acts.qkv));
     die_if_failed(r, move(r, y, m->acts.atty, B * T * A * (int64_t)sizeof *y));
     for (int64_t b = 0, at = 0; b < B; b++)
         for (int i = 0; i < 2; at += own.n[i++])
@@ -533,7 +534,7 @@ static void test_bits_of_gather(void **state)
 {
     (void)state;
     for (int documents = 0; documents < 2; documents++) {
-        struct gpt2_config c = whole_model;
+        struct model_config c = whole_model;
         struct batch b;
         c.documents = documents;
         draw_batch(&b, &c);
@@ -543,8 +544,8 @@ static void test_bits_of_gather(void **state)
         for (int64_t i = 0; i < 3 * n; i++)
             qkv[i] = from_float((float)random_below(&rng, 1 << 20) * 0x1p-18f - 2);
         for (int64_t cp = 1; cp <= MAX_CP; cp++)
-            for (int order = GPT2_CP_CONTIGUOUS; order <= GPT2_CP_ZIGZAG; order++) {
-                struct gpt2_config part_of = with_cp(c, cp, GPT2_CP_GATHER, order);
+            for (int order = MODEL_CP_CONTIGUOUS; order <= MODEL_CP_ZIGZAG; order++) {
+                struct model_config part_of = with_cp(c, cp, MODEL_CP_GATHER, order);
                 struct member r[MAX_CP] = {0};
                 struct group g;
                 part_of.cp_heads = cp == 3 ? 2 : 0;
@@ -565,19 +566,19 @@ static void test_bits_of_gather(void **state)
     }
 }
 
-/* Activations are cut over the ranks. Besides there are the buffers that gpt2_cp_room names. */
+/* Activations are cut over the ranks. Besides there are the buffers that model_cp_room names. */
 static void test_memory(void **state)
 {
     (void)state;
-    struct gpt2_config c = whole_model;
+    struct model_config c = whole_model;
     struct batch b;
     draw_batch(&b, &c);
     c.context = 48; /* arrays of all ranks are whole multiples of their alignment */
     struct result one = result_of(&c, &b);
     EACH_LAYOUT(cp, form, order)
     {
-        struct gpt2_config part_of = with_cp(c, cp, form, order);
-        struct gpt2_cp_room room = gpt2_cp_room(&part_of, B, sizeof(real));
+        struct model_config part_of = with_cp(c, cp, form, order);
+        struct model_cp_room room = model_cp_room(&part_of, B, sizeof(real));
         struct result got = result_of(&part_of, &b);
         int64_t rest = got.activation_bytes - room.reals * (int64_t)sizeof(real) -
                        room.floats * (int64_t)sizeof(float),
@@ -596,8 +597,8 @@ static void test_balance(void **state)
 {
     (void)state;
     for (int32_t cp = 2; cp <= MAX_CP; cp++)
-        for (int order = GPT2_CP_CONTIGUOUS; order <= GPT2_CP_ZIGZAG; order++) {
-            struct gpt2_config c = with_cp(whole_model, cp, GPT2_CP_GATHER, order);
+        for (int order = MODEL_CP_CONTIGUOUS; order <= MODEL_CP_ZIGZAG; order++) {
+            struct model_config c = with_cp(whole_model, cp, MODEL_CP_GATHER, order);
             struct group g = {.cp = cp};
             int64_t pairs[MAX_CP] = {0}, most = 0;
             cut_rows(&g, &c);
@@ -607,7 +608,7 @@ static void test_balance(void **state)
                         pairs[i] += g.rows[i].first[k] + t + 1;
                 most = pairs[i] > most ? pairs[i] : most;
             }
-            if (order == GPT2_CP_ZIGZAG)
+            if (order == MODEL_CP_ZIGZAG)
                 for (int32_t i = 1; i < cp; i++)
                     assert_int_equal(pairs[i], pairs[0]);
             else
@@ -617,7 +618,7 @@ static void test_balance(void **state)
 
 int main(void)
 {
-#ifdef GPT2_TEST_CUDA
+#ifdef MODEL_TEST_CUDA
     struct compute here;
     if (compute_open(&here, true, 0, 1)) {
         printf("%s\n", zr_error_text());

@@ -10,7 +10,7 @@
 #include <math.h>
 
 /* Relative to a result, and to the largest of its tensor: sums are added in another order. */
-#ifdef GPT2_BF16
+#ifdef MODEL_BF16
 #define TOLERANCE  0x1p-7
 #define OF_LARGEST 1e-4
 #else
@@ -142,7 +142,7 @@ static const struct {
 
 static struct both scratch_for(int64_t N, int64_t C)
 {
-    int64_t a = gpt2_layers_host.n_scratch(&host, N, C), b = gpt2_layers_cuda.n_scratch(&gpu, N, C);
+    int64_t a = model_layers_host.n_scratch(&host, N, C), b = model_layers_cuda.n_scratch(&gpu, N, C);
     return hold((a > b ? a : b) * (int64_t)sizeof(float));
 }
 
@@ -155,7 +155,7 @@ static void test_layernorm(void **state)
                     scratch = scratch_for(N, C);
         struct both dout = random_reals(N * C), dinp = random_reals(N * C);
         struct both dweight = random_reals(C), dbias = random_reals(C);
-        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        const struct model_layers *h = &model_layers_host, *g = &model_layers_cuda;
         assert_int_equal(h->layernorm_forward(&host, out.host, mean.host, rstd.host, inp.host, weight.host,
                                               bias.host, scratch.host, N, C),
                          0);
@@ -184,7 +184,7 @@ static void test_elements(void **state)
     static const int64_t counts[] = {1, 7, 64, 1000, 4104};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         int64_t n = counts[i];
-        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        const struct model_layers *h = &model_layers_host, *g = &model_layers_cuda;
         struct both inp = random_reals(n), gelu = poisoned(n), dout = random_reals(n), sum = random_reals(n);
         assert_int_equal(h->gelu_forward(&host, gelu.host, inp.host, n), 0);
         assert_int_equal(g->gelu_forward(&gpu, gelu.gpu, inp.gpu, n), 0);
@@ -204,26 +204,27 @@ static void test_bias(void **state)
     for (size_t i = 0; i < N_SIZES; i++) {
         int64_t N = sizes[i].N, C = sizes[i].C;
         struct both dout = random_reals(N * C), dbias = random_reals(C), scratch = scratch_for(N, C);
-        assert_int_equal(gpt2_layers_host.bias_backward(&host, dbias.host, dout.host, scratch.host, N, C), 0);
-        assert_int_equal(gpt2_layers_cuda.bias_backward(&gpu, dbias.gpu, dout.gpu, scratch.gpu, N, C), 0);
+        assert_int_equal(model_layers_host.bias_backward(&host, dbias.host, dout.host, scratch.host, N, C),
+                         0);
+        assert_int_equal(model_layers_cuda.bias_backward(&gpu, dbias.gpu, dout.gpu, scratch.gpu, N, C), 0);
         SAME(dbias);
         let_go();
     }
 }
 
 /* Random sizes of a tile: some of its queries are missing, and documents may begin in it. */
-static struct gpt2_tile random_tile(struct both *starts)
+static struct model_tile random_tile(struct both *starts)
 {
-    struct gpt2_tile t = {.first_head = random_below(&rng, 3),
-                          .n_heads = 1 + random_below(&rng, 4),
-                          .NH = 1 + random_below(&rng, 3),
-                          .query = random_below(&rng, 100),
-                          .n_queries = 1 + random_below(&rng, 40),
-                          .n_keys = 1 + random_below(&rng, 150),
-                          .scale = 0.7f};
+    struct model_tile t = {.first_head = random_below(&rng, 3),
+                           .n_heads = 1 + random_below(&rng, 4),
+                           .NH = 1 + random_below(&rng, 3),
+                           .query = random_below(&rng, 100),
+                           .n_queries = 1 + random_below(&rng, 40),
+                           .n_keys = 1 + random_below(&rng, 150),
+                           .scale = 0.7f};
     t.T = t.query + t.n_queries;
     t.key = random_below(&rng, t.T);
-    t.queries = (struct gpt2_rows){{t.query / 2, t.query + t.n_queries / 2}, {t.query / 4, t.n_queries}};
+    t.queries = (struct model_rows){{t.query / 2, t.query + t.n_queries / 2}, {t.query / 4, t.n_queries}};
     int64_t n = ((t.first_head + t.n_heads) / t.NH + 1) * t.T;
     int32_t *start = malloc((size_t)n * sizeof *start);
     for (int64_t i = 0; i < n; i++)
@@ -234,11 +235,11 @@ static struct gpt2_tile random_tile(struct both *starts)
 }
 
 /* Poisons the scores that no query sees, which must not be read. */
-static void poison_unseen(struct both scores, struct gpt2_tile t)
+static void poison_unseen(struct both scores, struct model_tile t)
 {
     for (int64_t j = 0; j < t.n_heads * t.n_queries * t.n_keys; j++) {
         int64_t row = j / t.n_keys, key = j % t.n_keys;
-        struct gpt2_seen seen = gpt2_seen_keys(&t, t.first_head + row / t.n_queries, row % t.n_queries);
+        struct model_seen seen = model_seen_keys(&t, t.first_head + row / t.n_queries, row % t.n_queries);
         if (key < seen.from || key >= seen.to)
             ((float *)scores.host)[j] = NAN;
     }
@@ -249,17 +250,17 @@ static void test_attention_softmax(void **state)
 {
     for (int i = 0; i < 40; i++) {
         struct both starts;
-        struct gpt2_tile t = random_tile(&starts), on_gpu = t;
+        struct model_tile t = random_tile(&starts), on_gpu = t;
         if (i % 2) {
             t.document_start = starts.host;
             on_gpu.document_start = starts.gpu;
         }
         int64_t rows = t.n_heads * t.n_queries, n = rows * t.n_keys;
-        int64_t given = (t.first_head + t.n_heads) * gpt2_n_rows(&t.queries);
+        int64_t given = (t.first_head + t.n_heads) * model_n_rows(&t.queries);
         struct both scores = random_floats(n), datt = random_floats(n), again = random_floats(n);
         struct both att = poisoned(n), ds = poisoned(n), logsum = hold(rows * 4);
         struct both logsums = random_floats(given), dots = random_floats(given);
-        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        const struct model_layers *h = &model_layers_host, *g = &model_layers_cuda;
         poison_unseen(scores, t);
         poison_unseen(datt, t);
         poison_unseen(again, t);
@@ -285,17 +286,17 @@ static void test_attention_rows(void **state)
     for (int i = 0; i < 40; i++) {
         int64_t B = 1 + random_below(&rng, 3), NH = 1 + random_below(&rng, 3),
                 HS = 1 + random_below(&rng, 40);
-        struct gpt2_rows rows = {{random_below(&rng, 20), 30 + random_below(&rng, 20)},
-                                 {random_below(&rng, 10), random_below(&rng, 10)}};
-        int64_t all = gpt2_n_rows(&rows), first = random_below(&rng, 30), n = 1 + random_below(&rng, 60);
+        struct model_rows rows = {{random_below(&rng, 20), 30 + random_below(&rng, 20)},
+                                  {random_below(&rng, 10), random_below(&rng, 10)}};
+        int64_t all = model_n_rows(&rows), first = random_below(&rng, 30), n = 1 + random_below(&rng, 60);
         int64_t head = random_below(&rng, B * NH), n_heads = 1 + random_below(&rng, B * NH - head);
-        struct gpt2_heads heads = {head, n_heads, NH, HS, all * NH * HS, HS, NH * HS};
+        struct model_heads heads = {head, n_heads, NH, HS, all * NH * HS, HS, NH * HS};
         struct both x = random_reals(B * all * NH * HS + 1), tile = poisoned(n_heads * n * HS);
         struct both sum = random_floats(n_heads * n * HS), out = random_reals(B * all * NH * HS + 1);
         struct both out32 = random_floats(B * all * NH * HS + 1), dots = random_floats(B * NH * all + 1);
         struct both logsum = random_floats(n_heads * all + 1), part32 = random_floats(B * all * NH * HS + 1);
         struct both logsum_part = random_floats(n_heads * all + 1);
-        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        const struct model_layers *h = &model_layers_host, *g = &model_layers_cuda;
         assert_int_equal(h->attention_load(&host, tile.host, x.host, heads, rows, first, n), 0);
         assert_int_equal(g->attention_load(&gpu, tile.gpu, x.gpu, heads, rows, first, n), 0);
         SAME(tile);
@@ -337,7 +338,7 @@ static void test_loss(void **state)
             target[row] = (int32_t)random_below(&rng, V);
         struct both logits = random_floats(N * ld), dlogits = poisoned(N * ld), targets = ints(target, N);
         struct both loss = hold(N * 8), total = hold(8);
-        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        const struct model_layers *h = &model_layers_host, *g = &model_layers_cuda;
         double zero = 0, sum;
         move(&host, total.host, &zero, 8);
         move(&gpu, total.gpu, &zero, 8);
@@ -345,7 +346,7 @@ static void test_loss(void **state)
             struct both used = hold(logits.bytes); /* the call overwrites logits */
             move(&host, used.host, logits.host, logits.bytes);
             move(&gpu, used.gpu, logits.host, logits.bytes);
-            struct gpt2_label label = {again ? 0.1f / (float)V : 0, again ? 0.9f : 1};
+            struct model_label label = {again ? 0.1f / (float)V : 0, again ? 0.9f : 1};
             assert_int_equal(h->cross_entropy(&host, dlogits.host, loss.host, used.host, targets.host, N, V,
                                               ld, label, 0.01f),
                              0);
@@ -366,7 +367,7 @@ static void test_loss(void **state)
 }
 
 /* Groups N rows by number, below V, on both devices. */
-static void group_rows(struct gpt2_groups groups[2], const int32_t *number, int64_t N, int64_t V)
+static void group_rows(struct model_groups groups[2], const int32_t *number, int64_t N, int64_t V)
 {
     int32_t *order = malloc((size_t)N * 4), *distinct = malloc((size_t)N * 4);
     int32_t *first = malloc((size_t)(N + 1) * 4), n = 0, at = 0;
@@ -380,8 +381,8 @@ static void group_rows(struct gpt2_groups groups[2], const int32_t *number, int6
     }
     first[n] = at;
     struct both rows = ints(order, N), which = ints(distinct, N), starts = ints(first, N + 1);
-    groups[0] = (struct gpt2_groups){rows.host, which.host, starts.host, n};
-    groups[1] = (struct gpt2_groups){rows.gpu, which.gpu, starts.gpu, n};
+    groups[0] = (struct model_groups){rows.host, which.host, starts.host, n};
+    groups[1] = (struct model_groups){rows.gpu, which.gpu, starts.gpu, n};
     free(order);
     free(distinct);
     free(first);
@@ -395,7 +396,7 @@ static void test_embedding(void **state)
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         int64_t B = shapes[i].B, T = shapes[i].T, C = shapes[i].C, V = shapes[i].V, BT = B * T;
         int32_t *token = malloc((size_t)BT * 4), *position = malloc((size_t)BT * 4);
-        struct gpt2_groups by_token[2], by_position[2];
+        struct model_groups by_token[2], by_position[2];
         for (int64_t row = 0; row < BT; row++) {
             token[row] = (int32_t)random_below(&rng, V);
             position[row] = (int32_t)random_below(&rng, T);
@@ -405,7 +406,7 @@ static void test_embedding(void **state)
         struct both tokens = ints(token, BT), positions = ints(position, BT), scratch = scratch_for(BT, C);
         struct both wte = random_reals(V * C), wpe = random_reals(T * C), out = poisoned(BT * C);
         struct both dout = random_reals(BT * C), dwte = random_reals(V * C), dwpe = random_reals(T * C);
-        const struct gpt2_layers *h = &gpt2_layers_host, *g = &gpt2_layers_cuda;
+        const struct model_layers *h = &model_layers_host, *g = &model_layers_cuda;
         assert_int_equal(
             h->embedding_forward(&host, out.host, tokens.host, positions.host, wte.host, wpe.host, BT, C), 0);
         assert_int_equal(

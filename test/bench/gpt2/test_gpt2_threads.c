@@ -49,7 +49,7 @@ static float *floats(struct block *b, struct random_source *r, int64_t n)
 static void rows_and_elements(const struct compute *on, struct block *b, struct random_source *r,
                               const struct shape *s, float *scratch)
 {
-    const struct gpt2_layers *l = &gpt2_layers_host;
+    const struct model_layers *l = &model_layers_host;
     int64_t N = B * s->T, C = s->C;
     real *inp = reals(b, r, N * C), *out = reals(b, r, N * C), *weight = reals(b, r, C);
     real *bias = reals(b, r, C), *din = reals(b, r, N * C), *dw = reals(b, r, C), *db = reals(b, r, C);
@@ -66,11 +66,11 @@ static void rows_and_elements(const struct compute *on, struct block *b, struct 
 static void attention(const struct compute *on, struct block *b, struct random_source *r,
                       const struct shape *s)
 {
-    const struct gpt2_layers *l = &gpt2_layers_host;
+    const struct model_layers *l = &model_layers_host;
     int64_t T = s->T, NH = s->NH, HS = s->C, heads = B * NH, n = heads * T * T;
-    const struct gpt2_rows rows = {{0, T / 2}, {T / 3, T - T / 2}};
-    const struct gpt2_heads in_rows = {0, heads, NH, HS, T * NH * HS, HS, NH * HS};
-    const struct gpt2_tile tile = {
+    const struct model_rows rows = {{0, T / 2}, {T / 3, T - T / 2}};
+    const struct model_heads in_rows = {0, heads, NH, HS, T * NH * HS, HS, NH * HS};
+    const struct model_tile tile = {
         .n_heads = heads, .NH = NH, .T = T, .n_queries = T, .n_keys = T, .queries = rows, .scale = 0.3f};
     real *att = reals(b, r, n), *dscores = reals(b, r, n), *x = reals(b, r, heads * T * HS);
     float *scores = floats(b, r, n), *datt = floats(b, r, n), *sum = floats(b, r, heads * T * HS);
@@ -88,7 +88,7 @@ static void attention(const struct compute *on, struct block *b, struct random_s
 static void tokens(const struct compute *on, struct block *b, struct random_source *r, const struct shape *s,
                    float *scratch)
 {
-    const struct gpt2_layers *l = &gpt2_layers_host;
+    const struct model_layers *l = &model_layers_host;
     int64_t N = B * s->T, C = s->C, V = s->V;
     int32_t *token = piece(b, N * 4), *order = piece(b, N * 4), *distinct = piece(b, N * 4);
     int32_t *first = piece(b, (N + 1) * 4), n = 0, at = 0;
@@ -103,7 +103,7 @@ static void tokens(const struct compute *on, struct block *b, struct random_sour
             distinct[n++] = v;
     }
     first[n] = at;
-    const struct gpt2_groups groups = {order, distinct, first, n};
+    const struct model_groups groups = {order, distinct, first, n};
     int32_t *position = piece(b, N * 4);
     for (int64_t row = 0; row < N; row++)
         position[row] = (int32_t)(row % s->T);
@@ -113,8 +113,8 @@ static void tokens(const struct compute *on, struct block *b, struct random_sour
     l->positions_backward(on, wte, out, &groups, scratch, C);
     real *dlogits = reals(b, r, N * V);
     double *loss = piece(b, N * 8);
-    l->cross_entropy(on, dlogits, loss, floats(b, r, N * V), token, N, V, V, (struct gpt2_label){0.01f, 0.9f},
-                     0.1f);
+    l->cross_entropy(on, dlogits, loss, floats(b, r, N * V), token, N, V, V,
+                     (struct model_label){0.01f, 0.9f}, 0.1f);
 }
 
 static void optimizer(const struct compute *on, struct block *b, struct random_source *r,
@@ -161,7 +161,7 @@ static struct block run(int n_threads, uint64_t seed)
     assert_non_null(b.at);
     memset(b.at, 0xff, MAX_BLOCK_BYTES);
     assert_int_equal(zr_host_device_open(&on.dev), 0);
-    float *scratch = malloc((size_t)gpt2_layers_host.n_scratch(&on, B * s.T, s.C) * sizeof *scratch);
+    float *scratch = malloc((size_t)model_layers_host.n_scratch(&on, B * s.T, s.C) * sizeof *scratch);
     assert_non_null(scratch);
     rows_and_elements(&on, &b, &r, &s, scratch);
     attention(&on, &b, &r, &s);
