@@ -32,8 +32,9 @@ struct options {
 
 struct bench {
     const struct options *o;
-    struct zero_tensor tensors[TRAIN_N_TENSORS];
-    void *param[TRAIN_N_TENSORS], *grad[TRAIN_N_TENSORS];
+    struct zero_tensor tensors[MODEL_MAX_TENSORS];
+    void *param[MODEL_MAX_TENSORS], *grad[MODEL_MAX_TENSORS];
+    int32_t n_tensors;
     zero_ctx *z;
     int32_t rank;
     int64_t bytes;               /* of a checkpoint, over all ranks */
@@ -78,16 +79,16 @@ static void on_line(void *arg, const char *line)
 static int open_model(struct bench *b, bool async)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    void *own[TRAIN_N_TENSORS];
+    void *own[MODEL_MAX_TENSORS];
     int err = 0;
     cfg.stage = (int)b->o->stage;
     cfg.checkpoint.save_async = async;
     cfg.debug.log = on_line;
     cfg.debug.log_arg = b;
     b->saved = false;
-    train_describe_f32(b->tensors, &b->o->model.config, NULL, false);
+    b->n_tensors = model_describe(b->tensors, NULL, &b->o->model.config, ZERO_F32);
     b->bytes = 0;
-    for (int t = 0; t < TRAIN_N_TENSORS; t++) {
+    for (int t = 0; t < b->n_tensors; t++) {
         int64_t n = tensor_elements(&b->tensors[t]);
         float *p;
         if (ZR_ALLOC(p, n, "%lld parameters", (long long)n))
@@ -100,8 +101,8 @@ static int open_model(struct bench *b, bool async)
         b->tensors[t].flags |= ZERO_GRAD_OVERWRITE;
         b->bytes += n * 12; /* master and two moments */
     }
-    err = err ? err : take_libzero_error(zero_wrap(&b->z, b->tensors, TRAIN_N_TENSORS, &cfg));
-    for (int t = 0; t < TRAIN_N_TENSORS; t++)
+    err = err ? err : take_libzero_error(zero_wrap(&b->z, b->tensors, b->n_tensors, &cfg));
+    for (int t = 0; t < b->n_tensors; t++)
         free(own[t]);
     return err;
 }
@@ -109,18 +110,18 @@ static int open_model(struct bench *b, bool async)
 /* A step of a model that only has gradients. */
 static int step(struct bench *b)
 {
-    int32_t units = (int32_t)b->o->model.config.layers + 1;
+    const struct model_config *c = &b->o->model.config;
+    int32_t units = c->ops->units(c).n;
     int err = 0;
     for (int32_t u = units; !err && u-- > 0;) {
         err = zero_begin(b->z, u, ZERO_BACKWARD);
-        for (int t = 0; !err && t < TRAIN_N_TENSORS; t++) {
+        for (int t = 0; !err && t < b->n_tensors; t++) {
             const struct zero_tensor *x = &b->tensors[t];
             bool stacked = x->flags & ZERO_STACKED;
-            if (stacked ? u == 0 : u != x->unit)
+            if (u < x->unit || u >= x->unit + (stacked ? x->shape[0] : 1))
                 continue;
             int64_t n = tensor_elements(x) / (stacked ? x->shape[0] : 1);
-            float *g = (float *)b->grad[t] + (stacked ? (u - 1) * n : 0),
-                  *p = (float *)b->param[t] + (stacked ? (u - 1) * n : 0);
+            float *g = (float *)b->grad[t] + (u - x->unit) * n, *p = (float *)b->param[t] + (u - x->unit) * n;
             for (int64_t i = 0; i < n; i++)
                 g[i] = 0.5f * p[i] + 1e-3f;
         }

@@ -12,45 +12,22 @@
 /* A rank's program, its libraries, and what they allocate. */
 #define PROCESS_BYTES (INT64_C(64) << 20)
 
-/* Bytes that model_open() takes besides parameters (bench/model/model.h), rounded up. Per token and layer:
- *
- *   16 C    ln1, qkv, atty, residual2, ln2, fch, fch_gelu and residual3
- *
- * Per token:
- *
- *   V       dlogits
- *   16 C    embedded, lnf and the buffers of backward, which have less
- *
- * In fp32, whatever the dtype:
- *
- *   NH       per token and layer: logsum; and once more per token: dots
- *   T * V    logits of one row
- *   9 C      per token: rows of heads that attention copies (bench/model/attention.c), and four arrays of
- *            scores of at most 4 MiB */
-static int64_t activation_bytes(const struct memory_fit *f, const struct model_config *c)
-{
-    int64_t L = c->layers, C = c->channels, T = c->context, V = c->vocab, NH = c->heads, B = f->batch;
-    int64_t element = f->dtype == ZERO_BF16 ? 2 : 4, scores = B * NH * T * T * 4, most = INT64_C(4) << 20;
-    int64_t of_layers = L * B * T * 16 * C, of_ends = B * T * (V + 16 * C);
-    int64_t in_fp32 = (L + 1) * B * T * NH + T * V + 9 * B * T * C;
-    return (of_layers + of_ends) * element + in_fp32 * 4 + 4 * (scores < most ? scores : most);
-}
-
 int memory_fit_needed(const struct memory_fit *f, const struct model_config *config, int64_t *out_bytes)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
-    struct zero_tensor tensors[TRAIN_N_TENSORS];
+    struct zero_tensor tensors[MODEL_MAX_TENSORS];
     struct zero_plan_info info;
-    (f->dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(tensors, config, NULL, false);
+    int32_t n = model_describe(tensors, NULL, config, (enum zero_dtype)f->dtype);
+    int64_t element_bytes = f->dtype == ZERO_BF16 ? 2 : 4;
     cfg.stage = 0;
     cfg.launch.world = (int32_t)f->ranks;
     cfg.debug.log = report_warning;
-    int err = zero_plan(tensors, TRAIN_N_TENSORS, &cfg, &info);
+    int err = zero_plan(tensors, n, &cfg, &info);
     if (err)
         return err;
     /* The model's first weights exist until they are wrapped. */
-    *out_bytes =
-        f->ranks * (info.bytes.total + info.bytes.param_shards + activation_bytes(f, config) + PROCESS_BYTES);
+    *out_bytes = f->ranks * (info.bytes.total + info.bytes.param_shards +
+                             config->ops->most_bytes(config, f->batch, element_bytes) + PROCESS_BYTES);
     return 0;
 }
 

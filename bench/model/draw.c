@@ -143,31 +143,10 @@ static void draw_piece(const struct drawing *piece)
             uv_thread_join(&thread[i]);
 }
 
-void gpt2_draw(const struct model_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x)
+void model_draw(const struct model_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x)
 {
-    const double deviation = 0.02, projection = deviation / sqrt(2.0 * (double)config->layers);
-    /* The deviation of normal values or, if that is 0, a constant value. */
-    const struct {
-        double deviation;
-        float value;
-    } starts[GPT2_N_TENSORS] = {
-        {deviation, 0},  /* wte */
-        {deviation, 0},  /* wpe */
-        {0, 1},          /* ln1w */
-        {0, 0},          /* ln1b */
-        {deviation, 0},  /* qkvw */
-        {0, 0},          /* qkvb */
-        {projection, 0}, /* attprojw */
-        {0, 0},          /* attprojb */
-        {0, 1},          /* ln2w */
-        {0, 0},          /* ln2b */
-        {deviation, 0},  /* fcw */
-        {0, 0},          /* fcb */
-        {projection, 0}, /* fcprojw */
-        {0, 0},          /* fcprojb */
-        {0, 1},          /* lnfw */
-        {0, 0},          /* lnfb */
-    };
+    struct model_start starts[MODEL_MAX_TENSORS];
+    config->ops->starts(config, starts);
     if (starts[t].deviation == 0) {
         for (int64_t i = 0; i < n; i++)
             x[i] = from_float(starts[t].value);

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model.h: a GPT-2 model as a C program would write it: structs of pointers into flat buffers, with one
- * tensor per kind that is stacked over the layers. Layer l of qkvw is at params.qkvw + l*3*C*C.
+/* model.h: a transformer as a C program would write it: structs of pointers into flat buffers, with one
+ * tensor per kind that is stacked over the layers.
+ *
+ * struct model has what all models share: batches, activations between layers, kept micro-batches, the loss,
+ * and the collectives of tensor and context parallelism. A kind of model, such as bench/gpt2, has a struct of
+ * its own beside it for its tensors and the activations inside its layers. config.ops and struct model_passes
+ * are its tables of functions.
  *
  * This code does not use libzero. train.c calls it layer by layer, between brackets if the model is wrapped.
  * It is compiled once per dtype (model_real.h). The same source runs on the host and on a GPU. Memory belongs
@@ -12,8 +17,8 @@
  * and only attention needs those of other ranks (context.h). Without it, T is context.
  *
  * With tensor parallelism (config.tp), a rank has some of the heads. It has A of the C channels between qkv
- * and the projection, F of the 4*C of the MLP, and U of the V token ids. Position embeddings, norms and the
- * biases of projections are replicated. sum() adds the ranks' results of projections and embeddings.
+ * and the projection, F of the MLP's channels, and U of the V token ids. Norms and the biases of projections
+ * are replicated. sum() adds the ranks' results of projections and embeddings.
  *
  * With config.sequence (sequence parallelism), a rank has only R = B*T / config.tp rows of embeddings, sums
  * and norms. Before a product, gather() collects all rows. After it, scatter() sums and distributes them.
@@ -26,73 +31,36 @@
 #include "bench/model/model_config.h"
 #include "bench/train/profile.h"
 
-/* Parameters or their gradients, in one buffer in this order:
- *
- *     wte                 (U, C), token embedding, and the head
- *     wpe                 (context, C), position embedding
- *     ln1w, ln1b          (L, C)
- *     qkvw, qkvb          (L, 3*A, C) and (L, 3*A)
- *     attprojw, attprojb  (L, C, A) and (L, C)
- *     ln2w, ln2b          (L, C)
- *     fcw, fcb            (L, F, C) and (L, F)
- *     fcprojw, fcprojb    (L, C, F) and (L, C)
- *     lnfw, lnfb          (C)
- */
-struct params {
-    real *wte, *wpe;
-    real *ln1w, *ln1b, *qkvw, *qkvb, *attprojw, *attprojb;
-    real *ln2w, *ln2b, *fcw, *fcb, *fcprojw, *fcprojb;
-    real *lnfw, *lnfb;
-};
-#define GPT2_N_TENSORS 16
-
-/* Activations that forward keeps for backward:
+/* Activations that every model has. Forward keeps for backward:
  *
  *     embedded             (R, C)
- *     ln1                  (L, R, C)
- *     qkv                  (L, B, T, 3*A)
- *     atty                 (L, B, T, A)
- *     residual2, ln2       (L, R, C)
- *     fch, fch_gelu        (L, B, T, F)
- *     residual3            (L, R, C)
- *     lnf                  (R, C)
+ *     residual             (L, R, C), the output of each layer
  *     dlogits              (B, T, U), rows padded: the gradient of the loss, computed in forward
  *
- * and buffers of backward:
+ * and buffers of backward are:
  *
  *     dresidual            (R, C)
  *     dbtc                 (B, T, C)
- *     dqkv                 (B, T, 3*A)
- *     dfch                 (B, T, F)
  *     dbias                (4*C)
  *     all                  (B, T, C) if R is not B*T: the rows of all ranks, also in forward
  *     shared               buffers of attention, with config.cp (model_cp_room)
  *
  * If config.two_parts is set, a backward pass comes in two parts (enum model_computes). Each micro-batch then
- * has its own dqkv and dfch, with L such arrays in each, and
+ * has
  *
  *     kept_grads           (4*L + 2, R, C) gradients that the first part of backward leaves for the second:
- *                          four of each layer, one of the head and one of the embedding
+ *                          4*l to 4*l + 3 are of layer l, 4*L of the head and 4*L + 1 of the embedding
  *
- * Arrays of these three begin model_apart(n) elements apart. So each is aligned as a single array is, because
- * the alignment may decide how a GPU adds up.
- *
- * NH counts the rank's own heads. */
-struct activations {
-    real *embedded;
-    real *ln1, *qkv, *atty, *residual2;
-    real *ln2, *fch, *fch_gelu, *residual3;
-    real *lnf, *dlogits;
-    real *dresidual, *dbtc, *dqkv, *dfch, *dbias, *all, *shared, *kept_grads;
+ * These begin model_apart(R*C) elements apart. So each is aligned as a single array is, because the alignment
+ * may decide how a GPU adds up. */
+struct model_activations {
+    real *embedded, *residual, *dlogits;
+    real *dresidual, *dbtc, *dbias, *all, *shared, *kept_grads;
 };
-#define GPT2_N_ACTIVATIONS 19
+#define MODEL_N_ACTIVATIONS 9
 
-/* Statistics and buffers in fp32, whatever the dtype. */
-struct statistics {
-    /* (L, R) each. */
-    float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;
-    /* (R) each. */
-    float *lnf_mean, *lnf_rstd;
+/* Statistics and buffers in fp32, whatever the dtype. NH counts the rank's own heads. */
+struct model_statistics {
     /* (L, B, NH, T), (B, NH, T) and model_attention_scratch() floats. */
     float *logsum, *dots, *attention;
     /* (T, U) of one row, its rows padded. */
@@ -104,24 +72,47 @@ struct statistics {
     /* Buffers of attention, with config.cp (model_cp_room). */
     float *shared;
 };
-#define GPT2_N_STATISTICS 13
+#define MODEL_N_STATISTICS 7
+
+/* Most activations, and most statistics, that a kind of model adds. */
+#define MODEL_MAX_ARRAYS 24
 
 struct model_block {
     void *p;
     int64_t bytes;
 };
 
-/* The results of one micro-batch's forward. All micro-batches share the buffers of backward, but with
- * config.two_parts each has its own dqkv, dfch and kept_grads. */
+/* The results of one micro-batch's forward, and pointers to the buffers of backward, which micro-batches
+ * share. */
 struct model_kept {
-    struct activations acts;
-    struct statistics stats;
+    struct model_activations acts;
+    struct model_statistics stats;
+    /* The arrays that the kind of model adds. */
+    void *own_acts[MODEL_MAX_ARRAYS], *own_stats[MODEL_MAX_ARRAYS];
     struct model_block acts_memory, stats_memory;
 };
 
 /* What backward computes: everything; or, with config.two_parts, the gradients of inputs, which need the
  * parameters only, and later of the same micro-batch those of weights, which need no parameters. */
 enum model_computes { MODEL_ALL, MODEL_INPUTS, MODEL_WEIGHTS };
+
+struct model;
+
+/* What a kind of model computes, for one dtype. After the first failure a pass does nothing (model.err). */
+struct model_passes {
+    /* The struct of pointers in model.own, and where in it are four structs that consist of pointers only:
+     * its parameters and their gradients, in the order of the numbers that ops->describe gives, its
+     * activations and its statistics, in the order of sizes(). */
+    size_t own_bytes, params_at, grads_at, acts_at, stats_at;
+    int32_t n_acts, n_stats;
+    /* Writes how many elements each of its activations and statistics has. Buffers that all micro-batches
+     * share have elements in the first one only. */
+    void (*sizes)(const struct model *m, bool first, int64_t *acts, int64_t *stats);
+    /* See below. */
+    void (*embed_forward)(struct model *m), (*embed_backward)(struct model *m);
+    void (*layer_forward)(struct model *m, int64_t l), (*layer_backward)(struct model *m, int64_t l);
+    void (*head_forward)(struct model *m), (*head_backward)(struct model *m);
+};
 
 struct model {
     struct model_config config;
@@ -130,9 +121,11 @@ struct model {
     /* Borrowed. */
     const struct compute *compute;
     const struct model_layers *layers;
-    struct params params, grads;
-    /* Backward stores the gradients of matrices (wte, qkvw, attprojw, fcw, fcprojw) and adds all others. If
-     * false, it adds all. Set by the caller before a backward pass. */
+    const struct model_passes *passes;
+    /* The pointers of this kind of model (passes->own_bytes), such as struct gpt2. */
+    void *own;
+    /* Backward stores the gradients of matrices and adds all others. If false, it adds all. Set by the caller
+     * before a backward pass. */
     bool stores;
     /* Set by the caller before a backward pass. */
     enum model_computes computes;
@@ -152,8 +145,8 @@ struct model {
     /* Set before the first batch if config.cp is above 1. */
     struct model_cp cp;
     /* The current one of kept[n_kept]. If config.no_embedding is set, embedded is the caller's. */
-    struct activations acts;
-    struct statistics stats;
+    struct model_activations acts;
+    struct model_statistics stats;
     struct model_kept *kept;
     int64_t n_kept;
     /* (B, T) The loss of each token; the sum of their means over micro-batches. */
@@ -208,14 +201,14 @@ int model_keep(struct model *m, int64_t n);
 int model_open_params(struct model *m, uint64_t seed);
 int model_open_grads(struct model *m);
 void model_close(struct model *m);
+/* Its pointers to parameters and gradients, for ops->describe. */
+struct model_pointers model_pointers_of(const struct model *m);
 /* Bytes of all kept micro-batches and the buffers, without statistics but with the buffers of cp. */
 int64_t model_activation_bytes(const struct model *m);
 
-/* Writes GPT-2's initial values of elements [first, first + n) of tensor t to x on the host. Tensors are
- * numbered as in struct params. Weights are normal with deviation 0.02, in residual projections smaller by
- * 1/sqrt(2L); norms are 1 and biases 0. The values depend only on seed and on the element's number in the
- * whole model. */
-void gpt2_draw(const struct model_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
+/* Writes the initial values of elements [first, first + n) of tensor t to x on the host (model_start). They
+ * depend only on seed and on the element's number in the whole model. */
+void model_draw(const struct model_config *config, uint64_t seed, int t, int64_t first, int64_t n, real *x);
 
 /* Points m->tokens and the arrays beside it at a buffer to fill in. Call it before each micro-batch. It waits
  * until the batch before the last was copied. Returns 0 or a zero_err. */
@@ -227,19 +220,38 @@ void model_turn_to(struct model *m, int64_t i);
 
 /* Forward of one micro-batch: embed, each layer in turn, head. The head adds the mean loss over B*T tokens,
  * rounded to a multiple of 2^-36, to the losses of the previous micro-batches. */
-void gpt2_embed_forward(struct model *m);
-void gpt2_layer_forward(struct model *m, int64_t l);
-void gpt2_head_forward(struct model *m);
-/* The output (B, T, C) of the last layer on this rank. */
+static inline void model_embed_forward(struct model *m)
+{
+    m->passes->embed_forward(m);
+}
+static inline void model_layer_forward(struct model *m, int64_t l)
+{
+    m->passes->layer_forward(m, l);
+}
+static inline void model_head_forward(struct model *m)
+{
+    m->passes->head_forward(m);
+}
+/* The input (R, C) of layer l. For l = L, the input of the head. */
+real *model_residual_before(struct model *m, int64_t l);
+/* The output of the last layer on this rank. */
 real *model_last_residual(struct model *m);
 /* Copies such an output, or its gradient. */
 void model_copy_residual(struct model *m, void *dst, const void *src);
 /* Backward: head, layers in reverse, embed. Between them, the gradient is at m->acts.dresidual (B, T, C),
- * which the part for weights does not use. Gradients of parameters are added to m->grads, or stored
- * (m->stores). */
-void gpt2_head_backward(struct model *m);
-void gpt2_layer_backward(struct model *m, int64_t l);
-void gpt2_embed_backward(struct model *m);
+ * which the part for weights does not use. Gradients of parameters are added, or stored (m->stores). */
+static inline void model_head_backward(struct model *m)
+{
+    m->passes->head_backward(m);
+}
+static inline void model_layer_backward(struct model *m, int64_t l)
+{
+    m->passes->layer_backward(m, l);
+}
+static inline void model_embed_backward(struct model *m)
+{
+    m->passes->embed_backward(m);
+}
 
 /* Starts to copy the sum of the losses to the host, and begins a new sum. */
 int model_send_loss(struct model *m);

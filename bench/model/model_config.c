@@ -3,18 +3,21 @@
  * published checkpoints (Radford et al. 2019). gpt2-nano is small enough to learn something in a minute on
  * two CPU cores. */
 #include "bench/model/model_config.h"
+#include "bench/gpt2/gpt2_ops.h"
 
 #include <stdio.h>
 
 enum { NANO, M124, M355, M774, B1_5 };
 
 static const struct {
-    struct model_config config; /* L, NH, C, T, V */
+    struct model_config config; /* ops, L, NH, C, T, V */
     double lr;
 } presets[] = {
-    [NANO] = {{6, 6, 96, 64, 256}, 2e-3},         [M124] = {{12, 12, 768, 1024, 50257}, 6e-4},
-    [M355] = {{24, 16, 1024, 1024, 50257}, 3e-4}, [M774] = {{36, 20, 1280, 1024, 50257}, 2.5e-4},
-    [B1_5] = {{48, 25, 1600, 1024, 50257}, 2e-4},
+    [NANO] = {{&gpt2_ops, 6, 6, 96, 64, 256}, 2e-3},
+    [M124] = {{&gpt2_ops, 12, 12, 768, 1024, 50257}, 6e-4},
+    [M355] = {{&gpt2_ops, 24, 16, 1024, 1024, 50257}, 3e-4},
+    [M774] = {{&gpt2_ops, 36, 20, 1280, 1024, 50257}, 2.5e-4},
+    [B1_5] = {{&gpt2_ops, 48, 25, 1600, 1024, 50257}, 2e-4},
 };
 static const struct option_word preset_names[] = {
     {"gpt2-nano", NANO}, {"gpt2-124M", M124}, {"gpt2-355M", M355},
@@ -26,12 +29,13 @@ const struct option_word model_cp_forms[] = {
 const struct option_word model_cp_orders[] = {
     {"zigzag", MODEL_CP_ZIGZAG}, {"contiguous", MODEL_CP_CONTIGUOUS}, {0}};
 
-int64_t model_n_params(const struct model_config *c)
+int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *number,
+                       const struct model_config *stage, enum zero_dtype dtype)
 {
-    int64_t C = c->channels;
-    int64_t layer =
-        12 * C * C + 13 * C; /* matrices with 3, 1, 4 and 4 C*C, their biases (9 C), two norms (4 C) */
-    return (c->vocab + c->context) * C + c->layers * layer + 2 * C;
+    static void *nowhere[2][MODEL_MAX_TENSORS]; /* pointers that nobody follows */
+    const struct model_pointers pointers = {.params = nowhere[0], .grads = nowhere[1], .dtype = dtype};
+    int32_t unused[MODEL_MAX_TENSORS];
+    return stage->ops->describe(table, number ? number : unused, stage, &pointers);
 }
 
 struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int64_t element_bytes)
@@ -93,12 +97,6 @@ bool model_cp_fault(const struct model_config *c, char *text, size_t n)
         snprintf(text, n, "--cp-heads: %lld do not divide the %lld heads of a rank", (long long)c->cp_heads,
                  heads);
     return *text;
-}
-
-double model_flop_per_token(const struct model_config *c)
-{
-    double weights = (double)(model_n_params(c) - c->context * c->channels);
-    return 6 * weights + 12 * (double)c->layers * (double)c->channels * (double)c->context;
 }
 
 #define OPTION_STRUCT struct model_options

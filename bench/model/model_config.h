@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_config.h: the sizes of a GPT-2, its presets, and the options that choose them. */
+/* model_config.h: the sizes of a model, what its kind says about them (struct model_ops), and the options
+ * that choose a preset. */
 #ifndef ZERO_BENCH_MODEL_CONFIG_H
 #define ZERO_BENCH_MODEL_CONFIG_H
 
 #include "bench/arguments.h"
+#include "zero/zero.h"
 
 #include <stdbool.h>
 
@@ -12,7 +14,11 @@ enum model_cp_form { MODEL_CP_GATHER = 1, MODEL_CP_EXCHANGE, MODEL_CP_RING };
 /* Which tokens of a row are whose: the values of enum zero_cp_order. */
 enum model_cp_order { MODEL_CP_CONTIGUOUS = 1, MODEL_CP_ZIGZAG };
 
+struct model_ops;
+
 struct model_config {
+    /* The kind of model. */
+    const struct model_ops *ops;
     /* L in shapes. */
     int64_t layers;
     /* NH, attention heads. */
@@ -56,8 +62,7 @@ static inline int64_t model_part_vocab(const struct model_config *c)
     return c->tp > 1 ? (c->vocab + c->tp - 1) / c->tp : c->vocab;
 }
 
-/* A rank's heads, their channels (A), and its channels of the MLP (F). Their sums over the ranks are NH, C
- * and 4*C. */
+/* A rank's heads and their channels (A). Their sums over the ranks are NH and C. */
 static inline int64_t model_part_heads(const struct model_config *c)
 {
     return c->tp > 1 ? c->heads / c->tp : c->heads;
@@ -66,14 +71,6 @@ static inline int64_t model_part_channels(const struct model_config *c)
 {
     return c->tp > 1 ? c->channels / c->tp : c->channels;
 }
-static inline int64_t model_part_hidden(const struct model_config *c)
-{
-    return 4 * model_part_channels(c);
-}
-
-/* The number of parameters: all weights, biases and norms. The head shares the embedding's weights. */
-int64_t model_n_params(const struct model_config *c);
-
 /* The distance in elements between arrays of n elements that lie one after the other. It is n rounded up, so
  * that all of them are aligned to 256 bytes if the first is. */
 static inline int64_t model_apart(int64_t n)
@@ -117,10 +114,87 @@ extern const struct option_word model_cp_forms[], model_cp_orders[];
             OPTION_INT(in own.cp_heads, 1, 10000)                                                            \
     }
 
-/* Floating-point operations per token of forward and backward (Chowdhery et al., arXiv:2204.02311, appendix
- * B). It is 6 for each weight in a product, so not for the position embedding, plus 12 * L * C * T for
- * attention without regard to causality. */
-double model_flop_per_token(const struct model_config *c);
+/* ---- kinds of models ---- */
+
+/* Most tensors of a model. */
+#define MODEL_MAX_TENSORS 24
+
+/* What a table of tensors refers to. */
+struct model_pointers {
+    /* (tensors of this kind) each, by number. */
+    void **params, **grads;
+    enum zero_dtype dtype;
+    /* Backward stores the gradients of matrices. If false, it adds to them. */
+    bool stores;
+};
+
+/* The units of a model or of a pipeline stage: its embedding, one for each layer, and its head. -1: it has
+ * none. Embedding and head are the same unit if they have the same weights. n: the number of units. */
+struct model_units {
+    int32_t embedding, first_layer, head, n;
+};
+
+/* Initial values of a tensor: normal with this deviation or, if it is 0, all `value`. */
+struct model_start {
+    double deviation;
+    float value;
+};
+
+/* Bytes of a tensor's published name, with its end. */
+#define MODEL_NAME_BYTES 64
+
+struct model_passes;
+
+/* A kind of model, such as bench/gpt2. Where a stage is asked for, a whole model is one that has
+ * everything. */
+struct model_ops {
+    /* Fills in the table of a stage's tensors for zero_wrap, with each tensor's number in the whole model, in
+     * ascending order, and returns how many there are. If first and last stage both have the embedding's
+     * weights, they are the first tensor of both, with ZERO_TIED. */
+    int32_t (*describe)(struct zero_tensor *table, int32_t *number, const struct model_config *stage,
+                        const struct model_pointers *pointers);
+    struct model_units (*units)(const struct model_config *stage);
+    /* Writes how the tensors of a whole model begin, by number. */
+    void (*starts)(const struct model_config *c, struct model_start *out);
+    /* Fills in the published names of a stage's tensors for zero_import and zero_export, layer by layer, and
+     * returns their number, at most n_names(). So the entries of consecutive stages have the order of the
+     * whole model. number (n_tensors) is as in describe. Names are stored in text, which has as many rows as
+     * map. */
+    int32_t (*names)(struct zero_weight *map, char (*text)[MODEL_NAME_BYTES], const int32_t *number,
+                     int32_t n_tensors, const struct model_config *stage);
+    int32_t (*n_names)(const struct model_config *stage);
+
+    /* The number of parameters of a whole model. */
+    int64_t (*n_params)(const struct model_config *c);
+    /* Floating-point operations per token of forward and backward (Chowdhery et al., arXiv:2204.02311,
+     * appendix B): 6 for each weight in a product, plus 12 * L * C * T for attention without regard to
+     * causality. */
+    double (*flop_per_token)(const struct model_config *c);
+    /* Elements that a stage keeps for each token until its backward pass. They do not include attention's
+     * matrices, statistics and scratch, and the stage's input, which the library keeps. */
+    int64_t (*kept_elems)(const struct model_config *stage);
+    /* Bytes that model_open takes for micro-batches of B rows, rounded up. */
+    int64_t (*most_bytes)(const struct model_config *c, int64_t B, int64_t element_bytes);
+
+    /* Its forward and backward passes, one for each dtype (model.h). */
+    const struct model_passes *passes_f32, *passes_bf16;
+};
+
+static inline int64_t model_n_params(const struct model_config *c)
+{
+    return c->ops->n_params(c);
+}
+
+static inline double model_flop_per_token(const struct model_config *c)
+{
+    return c->ops->flop_per_token(c);
+}
+
+/* As ops->describe, without pointers, as zero_plan needs it. number may be NULL. */
+int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *number,
+                       const struct model_config *stage, enum zero_dtype dtype);
+
+/* ---- options ---- */
 
 /* The model that a command line asks for. Options write preset and own, which are what the user gave. When
  * all options have been read, the other fields are made from these two. Commands read config. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c: allocates and frees the memory of the model in model.h, and initialises its weights. Each
- * struct of pointers shares one block of memory. */
+/* open.c: allocates and frees the memory of a model, and initialises its weights. The arrays of a struct of
+ * pointers share one block of memory. */
 #include "bench/model/model.h"
+#include "bench/train/state_hash.h"
 #include "kernels/alloc.h"
 
 #include <stdlib.h>
@@ -35,116 +36,74 @@ static void give_back(struct model *m, struct model_block *block)
     *block = (struct model_block){0};
 }
 
-static int64_t param_sizes(int64_t sizes[GPT2_N_TENSORS], const struct model_config *c)
+/* An array of no elements, in any but the first micro-batch, is the first one's. */
+static void share(void **pieces, const int64_t *sizes, void *const *first, int32_t n)
 {
-    int64_t L = c->layers, C = c->channels, U = model_part_vocab(c);
-    int64_t A = model_part_channels(c), F = model_part_hidden(c);
-    const int64_t s[GPT2_N_TENSORS] = {
-        U * C,          /* wte */
-        c->context * C, /* wpe */
-        L * C,          /* ln1w */
-        L * C,          /* ln1b */
-        L * 3 * A * C,  /* qkvw */
-        L * 3 * A,      /* qkvb */
-        L * C * A,      /* attprojw */
-        L * C,          /* attprojb */
-        L * C,          /* ln2w */
-        L * C,          /* ln2b */
-        L * F * C,      /* fcw */
-        L * F,          /* fcb */
-        L * C * F,      /* fcprojw */
-        L * C,          /* fcprojb */
-        C,              /* lnfw */
-        C,              /* lnfb */
-    };
-    memcpy(sizes, s, sizeof s);
-    int64_t total = 0;
-    for (int i = 0; i < GPT2_N_TENSORS; i++)
-        total += s[i];
-    return total;
+    for (int32_t i = 0; i < n && first; i++)
+        if (sizes[i] == 0)
+            pieces[i] = first[i];
 }
 
 /* Allocates one micro-batch's activations. Only the first micro-batch allocates the buffers of backward, and
  * all others share them. */
-static int open_activations(struct model *m, struct model_kept *k, bool first)
+static int open_activations(struct model *m, struct model_kept *k, bool first, const int64_t *own_sizes)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = model_own_context(&m->config), B = m->B;
-    int64_t A = model_part_channels(&m->config), F = model_part_hidden(&m->config);
-    int64_t R = model_own_rows(m), R_in = m->config.no_embedding ? 0 : R, R_head = m->config.no_head ? 0 : R;
-    int64_t BT_head = m->config.no_head ? 0 : B * T, BT_shared = first ? B * T : 0;
-    bool two_parts = m->config.two_parts; /* each micro-batch has dqkv, dfch and kept_grads */
-    const int64_t sizes[GPT2_N_ACTIVATIONS] = {
-        R_in * C,                                                       /* embedded */
-        L * R * C,                                                      /* ln1 */
-        L * B * T * 3 * A,                                              /* qkv */
-        L * B * T * A,                                                  /* atty */
-        L * R * C,                                                      /* residual2 */
-        L * R * C,                                                      /* ln2 */
-        L * B * T * F,                                                  /* fch */
-        L * B * T * F,                                                  /* fch_gelu */
-        L * R * C,                                                      /* residual3 */
-        R_head * C,                                                     /* lnf */
-        BT_head * m->ld_logits,                                         /* dlogits */
-        first ? R * C : 0,                                              /* dresidual */
-        BT_shared * C,                                                  /* dbtc */
-        two_parts ? L * model_apart(B * T * 3 * A) : BT_shared * 3 * A, /* dqkv */
-        two_parts ? L * model_apart(B * T * F) : BT_shared * F,         /* dfch */
-        first ? 4 * C : 0,                                              /* dbias */
-        m->config.sequence ? BT_shared * C : 0,                         /* all */
-        first ? model_cp_room(&m->config, B, sizeof(real)).reals : 0,   /* shared */
-        /* kept_grads: 4 * l to 4 * l + 3 are of layer l, 4 * L of the head, 4 * L + 1 of the embedding */
-        two_parts ? (4 * L + 2) * model_apart(R * C) : 0,
+    int64_t L = m->config.layers, C = m->config.channels, BT = model_own_tokens(m), R = model_own_rows(m);
+    int64_t BT_shared = first ? BT : 0;
+    int32_t n = m->passes->n_acts;
+    int64_t sizes[MODEL_N_ACTIVATIONS + MODEL_MAX_ARRAYS] = {
+        m->config.no_embedding ? 0 : R * C,                              /* embedded */
+        L * R * C,                                                       /* residual */
+        m->config.no_head ? 0 : BT * m->ld_logits,                       /* dlogits */
+        first ? R * C : 0,                                               /* dresidual */
+        BT_shared * C,                                                   /* dbtc */
+        first ? 4 * C : 0,                                               /* dbias */
+        m->config.sequence ? BT_shared * C : 0,                          /* all */
+        first ? model_cp_room(&m->config, m->B, sizeof(real)).reals : 0, /* shared */
+        m->config.two_parts ? (4 * L + 2) * model_apart(R * C) : 0,      /* kept_grads */
     };
-    int err = lay_out(m, &k->acts_memory, (void **)&k->acts, sizes, GPT2_N_ACTIVATIONS, sizeof(real));
-    if (!err && !first) {
-        const struct activations *shared = &m->kept[0].acts;
-        k->acts.dresidual = shared->dresidual;
-        k->acts.dbtc = shared->dbtc;
-        k->acts.dbias = shared->dbias;
-        k->acts.all = shared->all;
-        k->acts.shared = shared->shared;
-        if (!two_parts) {
-            k->acts.dqkv = shared->dqkv;
-            k->acts.dfch = shared->dfch;
-        }
-    }
-    return err;
+    void *pieces[MODEL_N_ACTIVATIONS + MODEL_MAX_ARRAYS];
+    memcpy(sizes + MODEL_N_ACTIVATIONS, own_sizes, (size_t)n * sizeof *sizes);
+    ZR_TRY(lay_out(m, &k->acts_memory, pieces, sizes, MODEL_N_ACTIVATIONS + n, sizeof(real)));
+    share(pieces, sizes, first ? NULL : (void **)&m->kept[0].acts, MODEL_N_ACTIVATIONS);
+    share(pieces + MODEL_N_ACTIVATIONS, own_sizes, first ? NULL : m->kept[0].own_acts, n);
+    memcpy(&k->acts, pieces, sizeof k->acts);
+    memcpy(k->own_acts, pieces + MODEL_N_ACTIVATIONS, (size_t)n * sizeof *pieces);
+    return 0;
 }
 
 /* Allocates one micro-batch's statistics. Only the first micro-batch allocates the buffers, and all others
  * share them. */
-static int open_statistics(struct model *m, struct model_kept *k, bool first)
+static int open_statistics(struct model *m, struct model_kept *k, bool first, const int64_t *own_sizes)
 {
-    int64_t L = m->config.layers, C = m->config.channels, T = model_own_context(&m->config),
-            NH = model_part_heads(&m->config);
-    int64_t B = m->B, ld = m->config.no_head ? 0 : m->ld_logits;
-    int64_t R = model_own_rows(m), R_head = m->config.no_head ? 0 : R, T_shared = first ? T : 0;
-    const int64_t sizes[GPT2_N_STATISTICS] = {
-        L * R,
-        L * R, /* ln1_mean, ln1_rstd */
-        L * R,
-        L * R, /* ln2_mean, ln2_rstd */
-        R_head,
-        R_head,                                                        /* lnf_mean, lnf_rstd */
-        L * B * NH * T,                                                /* logsum */
-        B * NH * T_shared,                                             /* dots */
-        first ? model_context_scratch(m) : 0,                          /* attention */
-        T_shared * ld,                                                 /* logits */
-        3 * T_shared,                                                  /* rows */
-        first ? m->layers->n_scratch(m->compute, B * T, C) : 0,        /* scratch */
-        first ? model_cp_room(&m->config, B, sizeof(real)).floats : 0, /* shared */
+    int64_t T = model_own_context(&m->config), BT = model_own_tokens(m), NH = model_part_heads(&m->config);
+    int64_t ld = m->config.no_head ? 0 : m->ld_logits, T_shared = first ? T : 0;
+    int32_t n = m->passes->n_stats;
+    int64_t sizes[MODEL_N_STATISTICS + MODEL_MAX_ARRAYS] = {
+        m->config.layers * NH * BT,                                           /* logsum */
+        first ? NH * BT : 0,                                                  /* dots */
+        first ? model_context_scratch(m) : 0,                                 /* attention */
+        T_shared * ld,                                                        /* logits */
+        3 * T_shared,                                                         /* rows */
+        first ? m->layers->n_scratch(m->compute, BT, m->config.channels) : 0, /* scratch */
+        first ? model_cp_room(&m->config, m->B, sizeof(real)).floats : 0,     /* shared */
     };
-    int err = lay_out(m, &k->stats_memory, (void **)&k->stats, sizes, GPT2_N_STATISTICS, sizeof(float));
-    if (!err && !first) {
-        const struct statistics *shared = &m->kept[0].stats;
-        k->stats.dots = shared->dots;
-        k->stats.attention = shared->attention;
-        k->stats.logits = shared->logits;
-        k->stats.rows = shared->rows;
-        k->stats.scratch = shared->scratch;
-        k->stats.shared = shared->shared;
-    }
-    return err;
+    void *pieces[MODEL_N_STATISTICS + MODEL_MAX_ARRAYS];
+    memcpy(sizes + MODEL_N_STATISTICS, own_sizes, (size_t)n * sizeof *sizes);
+    ZR_TRY(lay_out(m, &k->stats_memory, pieces, sizes, MODEL_N_STATISTICS + n, sizeof(float)));
+    share(pieces, sizes, first ? NULL : (void **)&m->kept[0].stats, MODEL_N_STATISTICS);
+    share(pieces + MODEL_N_STATISTICS, own_sizes, first ? NULL : m->kept[0].own_stats, n);
+    memcpy(&k->stats, pieces, sizeof k->stats);
+    memcpy(k->own_stats, pieces + MODEL_N_STATISTICS, (size_t)n * sizeof *pieces);
+    return 0;
+}
+
+static int open_kept(struct model *m, struct model_kept *k, bool first)
+{
+    int64_t acts[MODEL_MAX_ARRAYS], stats[MODEL_MAX_ARRAYS];
+    m->passes->sizes(m, first, acts, stats);
+    ZR_TRY(open_activations(m, k, first, acts));
+    return open_statistics(m, k, first, stats);
 }
 
 int model_keep(struct model *m, int64_t n)
@@ -155,12 +114,53 @@ int model_keep(struct model *m, int64_t n)
     while (m->n_kept < n && !err) {
         int64_t i = m->n_kept++;
         m->kept[i] = (struct model_kept){0};
-        err = open_activations(m, &m->kept[i], i == 0);
-        err = err ? err : open_statistics(m, &m->kept[i], i == 0);
+        err = open_kept(m, &m->kept[i], i == 0);
     }
     if (!err)
         model_turn_to(m, 0);
     return err;
+}
+
+/* One of the structs of pointers in m->own. */
+static void **own_pointers(const struct model *m, size_t at)
+{
+    return (void **)((char *)m->own + at);
+}
+
+void model_turn_to(struct model *m, int64_t i)
+{
+    const struct model_kept *k = &m->kept[i];
+    const struct model_passes *p = m->passes;
+    m->acts = k->acts;
+    m->stats = k->stats;
+    memcpy(own_pointers(m, p->acts_at), k->own_acts, (size_t)p->n_acts * sizeof(void *));
+    memcpy(own_pointers(m, p->stats_at), k->own_stats, (size_t)p->n_stats * sizeof(void *));
+}
+
+struct model_pointers model_pointers_of(const struct model *m)
+{
+    return (struct model_pointers){.params = own_pointers(m, m->passes->params_at),
+                                   .grads = own_pointers(m, m->passes->grads_at),
+                                   .dtype = MODEL_DTYPE,
+                                   .stores = m->stores};
+}
+
+real *model_residual_before(struct model *m, int64_t l)
+{
+    int64_t RC = model_own_rows(m) * m->config.channels;
+    return l == 0 ? m->acts.embedded : m->acts.residual + (l - 1) * RC;
+}
+
+real *model_last_residual(struct model *m)
+{
+    return model_residual_before(m, m->config.layers);
+}
+
+void model_copy_residual(struct model *m, void *dst, const void *src)
+{
+    int64_t bytes = model_own_rows(m) * m->config.channels * (int64_t)sizeof(real);
+    if (!m->err)
+        m->err = m->compute->dev->ops->copy(m->compute->stream, dst, src, bytes);
 }
 
 /* Points the arrays of groups into 3*BT + 1 elements, and returns what follows. */
@@ -225,16 +225,32 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-static int draw_all(struct model *m, const int64_t sizes[GPT2_N_TENSORS], uint64_t seed)
+/* The tensors of this model, with their numbers and the elements of each. */
+struct tensors {
+    struct zero_tensor table[MODEL_MAX_TENSORS];
+    int32_t number[MODEL_MAX_TENSORS], n;
+    int64_t sizes[MODEL_MAX_TENSORS], all;
+};
+
+static void find_tensors(const struct model *m, struct tensors *t)
+{
+    const struct model_pointers pointers = model_pointers_of(m);
+    t->all = 0;
+    t->n = m->config.ops->describe(t->table, t->number, &m->config, &pointers);
+    for (int32_t i = 0; i < t->n; i++)
+        t->all += t->sizes[i] = tensor_elements(&t->table[i]);
+}
+
+static int draw_all(struct model *m, const struct tensors *t, uint64_t seed)
 {
     const struct zr_device_ops *dev = m->compute->dev->ops;
     real *piece;
     int err = ZR_ALLOC(piece, PIECE, "random weights");
-    for (int t = 0; t < GPT2_N_TENSORS && !err; t++)
-        for (int64_t first = 0; first < sizes[t] && !err; first += PIECE) {
-            int64_t n = smaller(PIECE, sizes[t] - first);
-            gpt2_draw(&m->config, seed, t, first, n, piece);
-            err = dev->copy(m->compute->stream, ((real **)&m->params)[t] + first, piece,
+    for (int32_t i = 0; i < t->n && !err; i++)
+        for (int64_t first = 0; first < t->sizes[i] && !err; first += PIECE) {
+            int64_t n = smaller(PIECE, t->sizes[i] - first);
+            model_draw(&m->config, seed, t->number[i], first, n, piece);
+            err = dev->copy(m->compute->stream, (real *)*t->table[i].param + first, piece,
                             n * (int64_t)sizeof(real));
             err = err ? err : dev->stream_sync(m->compute->stream); /* the buffer is used again */
         }
@@ -256,9 +272,11 @@ int model_open(struct model *m, const struct model_config *config, int64_t B, co
 {
     const struct model_layers *layers = model_layers_for(compute);
     int64_t align = layers->row_align;
-    *m = (struct model){.config = *config, .B = B, .compute = compute, .layers = layers};
+    *m = (struct model){
+        .config = *config, .B = B, .compute = compute, .layers = layers, .passes = MODEL_PASSES(config->ops)};
     m->ld_logits = (model_part_vocab(config) + align - 1) / align * align;
-    int err = model_keep(m, 1);
+    m->own = zr_alloc(1, (int64_t)m->passes->own_bytes, true, "a model's pointers");
+    int err = m->own ? model_keep(m, 1) : ZERO_ERR_NOMEM;
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
     if (!err)
@@ -272,22 +290,32 @@ int model_open(struct model *m, const struct model_config *config, int64_t B, co
     return 0;
 }
 
+/* Allocates a block for all tensors, and points their params or grads into it. */
+static int open_tensors(struct model *m, const struct tensors *t, struct model_block *block, bool grads)
+{
+    void *pieces[MODEL_MAX_TENSORS];
+    ZR_TRY(lay_out(m, block, pieces, t->sizes, t->n, sizeof(real)));
+    for (int32_t i = 0; i < t->n; i++)
+        *(grads ? t->table[i].grad : t->table[i].param) = pieces[i];
+    return 0;
+}
+
 int model_open_params(struct model *m, uint64_t seed)
 {
-    int64_t sizes[GPT2_N_TENSORS];
-    int64_t n_params = param_sizes(sizes, &m->config);
-    int err = lay_out(m, &m->params_memory, (void **)&m->params, sizes, GPT2_N_TENSORS, sizeof(real));
-    err = err ? err : draw_all(m, sizes, seed);
-    return err ? zr_fail_more(err, "a model of %lld parameters", (long long)n_params) : 0;
+    struct tensors t;
+    find_tensors(m, &t);
+    int err = open_tensors(m, &t, &m->params_memory, false);
+    err = err ? err : draw_all(m, &t, seed);
+    return err ? zr_fail_more(err, "a model of %lld parameters", (long long)t.all) : 0;
 }
 
 int model_open_grads(struct model *m)
 {
-    int64_t sizes[GPT2_N_TENSORS];
-    int64_t n_params = param_sizes(sizes, &m->config);
-    int err = lay_out(m, &m->grads_memory, (void **)&m->grads, sizes, GPT2_N_TENSORS, sizeof(real));
+    struct tensors t;
+    find_tensors(m, &t);
+    int err = open_tensors(m, &t, &m->grads_memory, true);
     if (err)
-        return zr_fail_more(err, "the gradients of %lld parameters", (long long)n_params);
+        return zr_fail_more(err, "the gradients of %lld parameters", (long long)t.all);
     return m->compute->dev->ops->zero(m->compute->stream, m->grads_memory.p, m->grads_memory.bytes);
 }
 
@@ -337,5 +365,6 @@ void model_close(struct model *m)
     dev->ops->event_close(m->sent[1]);
     dev->ops->event_close(m->loss_sent);
     free(m->count);
+    free(m->own);
     *m = (struct model){0};
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* model.c: sizes and tensors of the models that plan and tune plan for. */
 #include "bench/plan/model.h"
+#include "bench/gpt2/gpt2_ops.h"
 
 #include <math.h>
 
@@ -11,7 +12,8 @@ static struct model_config sizes_for(int64_t n, int64_t tp)
 {
     int64_t step = 8 * (tp > 1 ? tp : 1);
     bool large = n >= 100000000;
-    struct model_config c = {.heads = 1, .context = large ? 1024 : 64, .vocab = large ? 50257 : 256};
+    struct model_config c = {
+        .ops = &gpt2_ops, .heads = 1, .context = large ? 1024 : 64, .vocab = large ? 50257 : 256};
     double layers = round(cbrt((double)n / 120000.0)); /* n = 12 * L * C^2 with C = 100 * L */
     c.layers = layers < 1 ? 1 : (int64_t)layers;
     /* the parameters are a * C^2 + per_channel * C, solved for C */
@@ -46,8 +48,7 @@ int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, cons
     int32_t n = 0;
     *layers = 0;
     if (c.channels) {
-        (dtype == ZERO_BF16 ? train_describe_bf16 : train_describe_f32)(out, &c, NULL, false);
-        n = TRAIN_N_TENSORS;
+        n = model_describe(out, NULL, &c, (enum zero_dtype)dtype);
         *layers = (int32_t)c.layers;
     }
     int64_t rest = params ? params - (c.channels ? model_n_params(&c) : 0) : 0;

@@ -5,9 +5,9 @@
 
 #include "bench/train/train.h"
 
-#define PLAN_N_TENSORS (TRAIN_N_TENSORS + 1)
+#define PLAN_N_TENSORS (MODEL_MAX_TENSORS + 1)
 
-/* Describes a GPT-2 of the sizes in model; if params is above 0, one with exactly that many parameters.
+/* Describes a model of the sizes in model; if params is above 0, a GPT with exactly that many parameters.
  * dtype is an enum zero_dtype. Returns the number of tensors; *layers is the number of layers, each
  * a unit; unit 0 has everything else, such as the embeddings. */
 int32_t plan_model(struct zero_tensor out[PLAN_N_TENSORS], int32_t *layers, const struct model_config *model,

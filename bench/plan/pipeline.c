@@ -58,7 +58,8 @@ static int plan_rank(struct planning *p, int64_t rank)
     struct plan_rank own;
     if (p->like[rank] != rank)
         return 0;
-    if (!plan_rank_of(&own, p->tensors, p->n, p->layers, p->o->pp, p->o->stages_per_rank, rank)) {
+    const struct model_config sizes = plan_sizes(&p->o->model.config, p->o->params);
+    if (!plan_rank_of(&own, &sizes, p->tensors, p->n, p->layers, p->o->pp, p->o->stages_per_rank, rank)) {
         fprintf(stderr, "zero-bench plan: no memory for the calls of %lld layers\n",
                 (long long)layers_of_rank(p, rank));
         return EXIT_FAILURE;

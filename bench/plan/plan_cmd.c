@@ -186,7 +186,10 @@ int64_t plan_move_bytes(const struct plan_options *o)
 int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage)
 {
     struct model_config c = plan_sizes(&o->model.config, o->params);
-    return tokens_of(o, &c) * plan_kept_elems(&c, layers, o->pp * o->stages_per_rank, stage) * dtype_bytes(o);
+    c.layers = layers;
+    c.no_embedding = stage > 0;
+    c.no_head = stage < o->pp * o->stages_per_rank - 1;
+    return tokens_of(o, &c) * c.ops->kept_elems(&c) * dtype_bytes(o);
 }
 
 int64_t plan_cp_room(const struct plan_options *o)
@@ -286,8 +289,9 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
     struct zero_plan_info info[N_COLUMNS];
     int64_t ns[N_COLUMNS];
     int n_columns = o->dp_shard ? N_COLUMNS : N_STAGES, status = 0;
+    const struct model_config sizes = plan_sizes(&o->model.config, o->params);
     struct plan_rank rank;
-    if (!plan_rank_of(&rank, tensors, n, layers, 1, 1, 0)) {
+    if (!plan_rank_of(&rank, &sizes, tensors, n, layers, 1, 1, 0)) {
         fprintf(stderr, "zero-bench plan: no memory for %d units\n", layers);
         return EXIT_FAILURE;
     }

@@ -23,16 +23,11 @@ struct plan_rank {
     int64_t pp_at;
 };
 
-/* Fills in what rank pp_at of a pipeline of pp ranks has: per_rank stages. tensors (n) are the whole model's,
- * from plan_model. Only with pp 1 do layers include the rest of --params. Returns false if there is no
- * memory. */
-bool plan_rank_of(struct plan_rank *out, const struct zero_tensor *tensors, int32_t n, int64_t layers,
-                  int64_t pp, int64_t per_rank, int64_t pp_at);
-
-/* Elements that a stage keeps for each token until its backward pass, as bench/model/model.h lists them. It
- * does not count attention's matrices, statistics and scratch, and the stage's input, which the library
- * keeps. */
-int64_t plan_kept_elems(const struct model_config *c, int64_t layers, int64_t n_stages, int64_t stage);
+/* Fills in what rank pp_at of a pipeline of pp ranks has: per_rank stages. sizes are those of plan_sizes, and
+ * tensors (n) are the whole model's, from plan_model. Only with pp 1 do layers include the rest of --params.
+ * Returns false if there is no memory. */
+bool plan_rank_of(struct plan_rank *out, const struct model_config *sizes, const struct zero_tensor *tensors,
+                  int32_t n, int64_t layers, int64_t pp, int64_t per_rank, int64_t pp_at);
 
 /* Parameters of all tensors, in all layers. */
 int64_t plan_n_params(const struct zero_tensor *tensors, int32_t n);

@@ -333,14 +333,15 @@ static int make_ranks(struct planning *p, const struct zero_tensor *tensors, int
 {
     const struct plan_options *o = &p->o->plan;
     static int64_t like[PIPE_MAX_STAGES];
-    int64_t n_layers = o->pp > 1 ? plan_sizes(&o->model.config, o->params).layers : layers;
+    const struct model_config sizes = plan_sizes(&o->model.config, o->params);
+    int64_t n_layers = o->pp > 1 ? sizes.layers : layers;
     pipe_find_alike(like, n_layers, o->pp, o->stages_per_rank);
     for (int64_t rank = 0; rank < o->pp; rank++) {
         if (like[rank] != rank)
             continue;
         ZR_TRY(ZR_GROW(p->ranks, p->n_ranks + 1, "the tensors of pipeline rank %lld", (long long)rank));
         struct plan_rank *to = &p->ranks[p->n_ranks];
-        if (!plan_rank_of(to, tensors, n, n_layers, o->pp, o->stages_per_rank, rank))
+        if (!plan_rank_of(to, &sizes, tensors, n, n_layers, o->pp, o->stages_per_rank, rank))
             return zr_fail(ZERO_ERR_NOMEM, "no memory for the calls of %lld layers", (long long)n_layers);
         p->n_ranks++;
     }

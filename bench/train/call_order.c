@@ -9,10 +9,12 @@
 #include <string.h>
 
 /* Fills in the order for the layers of one pipeline stage, or of a whole model: forward over the embedding,
- * the layers and the head, and back. The embedding and the head are unit 0. */
+ * the layers and the head, and back. */
 int32_t train_call_order(struct zero_call *out, const struct model_config *stage)
 {
-    int32_t n = 0, first = (int32_t)train_first_layer_unit(stage), layers = (int32_t)stage->layers;
+    const struct model_units u = stage->ops->units(stage);
+    int32_t n = 0, layers = (int32_t)stage->layers;
+    bool tied = u.head == u.embedding; /* then the unit stays open during the whole backward pass */
 /* unit, phase, whether it ends the bracket */
 #define CALL(u, p, e)                                                                                        \
     out[n++] = (struct zero_call)                                                                            \
@@ -20,29 +22,28 @@ int32_t train_call_order(struct zero_call *out, const struct model_config *stage
         .unit = (u), .phase = (p), .is_end = (e)                                                             \
     }
     if (!stage->no_embedding) {
-        CALL(0, ZERO_FORWARD, 0);
-        CALL(0, ZERO_FORWARD, 1);
+        CALL(u.embedding, ZERO_FORWARD, 0);
+        CALL(u.embedding, ZERO_FORWARD, 1);
     }
     for (int32_t l = 0; l < layers; l++) {
-        CALL(first + l, ZERO_FORWARD, 0);
-        CALL(first + l, ZERO_FORWARD, 1);
+        CALL(u.first_layer + l, ZERO_FORWARD, 0);
+        CALL(u.first_layer + l, ZERO_FORWARD, 1);
     }
     if (!stage->no_head) {
-        CALL(0, ZERO_FORWARD, 0);
-        CALL(0, ZERO_FORWARD, 1);
-        /* stays open during the whole backward pass if the embedding is here too */
-        CALL(0, ZERO_BACKWARD, 0);
+        CALL(u.head, ZERO_FORWARD, 0);
+        CALL(u.head, ZERO_FORWARD, 1);
+        CALL(u.head, ZERO_BACKWARD, 0);
     }
-    if (!stage->no_head && stage->no_embedding)
-        CALL(0, ZERO_BACKWARD, 1);
+    if (!stage->no_head && !tied)
+        CALL(u.head, ZERO_BACKWARD, 1);
     for (int32_t l = layers; l-- > 0;) {
-        CALL(first + l, ZERO_BACKWARD, 0);
-        CALL(first + l, ZERO_BACKWARD, 1);
+        CALL(u.first_layer + l, ZERO_BACKWARD, 0);
+        CALL(u.first_layer + l, ZERO_BACKWARD, 1);
     }
-    if (!stage->no_embedding && stage->no_head)
-        CALL(0, ZERO_BACKWARD, 0);
+    if (!stage->no_embedding && !tied)
+        CALL(u.embedding, ZERO_BACKWARD, 0);
     if (!stage->no_embedding)
-        CALL(0, ZERO_BACKWARD, 1);
+        CALL(u.embedding, ZERO_BACKWARD, 1);
 #undef CALL
     return n;
 }

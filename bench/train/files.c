@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* files.c: what zero-bench train reads and writes: text, checkpoints and weights. A checkpoint contains
  * struct train_position, from which the choice of text follows. */
-#include "bench/gpt2/gpt2_names.h"
 #include "bench/train/run.h"
 #include "kernels/alloc.h"
 
@@ -140,14 +139,13 @@ int train_load(struct run *r, int64_t *step)
 }
 
 /* Names the tensors of all of this rank's stages. */
-static int32_t name_weights(const struct run *r, struct zero_weight *map, char (*text)[40])
+static int32_t name_weights(const struct run *r, struct zero_weight *map, char (*text)[MODEL_NAME_BYTES])
 {
     int32_t n = 0;
     for (int32_t k = 0; k < r->n_own; k++) {
         const struct train_stage *s = &r->stage[k];
         int32_t before = n;
-        n += gpt2_names(map + n, text + n, r->number + s->first, s->n, (int32_t)s->config.first_layer,
-                        (int32_t)s->config.layers);
+        n += s->config.ops->names(map + n, text + n, r->number + s->first, s->n, &s->config);
         for (int32_t i = before; i < n; i++)
             map[i].tensor += s->first;
     }
@@ -160,9 +158,9 @@ static int move_weights(struct run *r, bool export)
     const struct train_options *o = r->o;
     int32_t n = 0;
     for (int32_t k = 0; k < r->n_own; k++)
-        n += GPT2_N_NAMES((int32_t)r->stage[k].config.layers);
+        n += r->stage[k].config.ops->n_names(&r->stage[k].config);
     struct zero_weight *map = malloc((size_t)n * sizeof *map);
-    char(*text)[40] = malloc((size_t)n * sizeof *text);
+    char(*text)[MODEL_NAME_BYTES] = malloc((size_t)n * sizeof *text);
     int err = map && text ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d names", n);
     if (!err) {
         n = name_weights(r, map, text);

@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { WTE, WPE, FIRST_OF_LAYERS, FIRST_OF_NORM = 14 }; /* indices into train_describe's table */
-
 struct model_config train_stage_config(const struct model_config *whole, int32_t stage, int32_t n_stages)
 {
     struct model_config config = *whole;
@@ -21,62 +19,27 @@ struct model_config train_stage_config(const struct model_config *whole, int32_t
     return config;
 }
 
-/* Whether a stage has tensor number `number` of train_describe's table. */
-static bool has_tensor(const struct model_config *stage, int32_t number)
-{
-    if (number == WTE)
-        return !stage->no_embedding || !stage->no_head;
-    if (number == WPE)
-        return !stage->no_embedding;
-    return number < FIRST_OF_NORM || !stage->no_head;
-}
-
-int64_t train_first_layer_unit(const struct model_config *stage)
-{
-    return has_tensor(stage, WTE) ? 1 : 0;
-}
-
-int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct model_config *stage)
-{
-    int32_t n = 0;
-    for (int32_t t = 0; t < TRAIN_N_TENSORS; t++) {
-        if (!has_tensor(stage, t))
-            continue;
-        struct zero_tensor *to = &tensors[n];
-        *to = tensors[t];
-        if (to->flags & ZERO_STACKED)
-            to->unit = (int32_t)train_first_layer_unit(stage);
-        if (t == WTE && (stage->no_embedding || stage->no_head)) {
-            to->flags |= ZERO_TIED;
-            if (!stage->no_embedding) /* it adds to the head's gradient */
-                to->flags &= ~ZERO_GRAD_OVERWRITE;
-        }
-        number[n++] = t;
-    }
-    return n;
-}
-
 int64_t train_elements_before(const struct zero_tensor *t, const struct model_config *stage)
 {
     int64_t n_parts = t->tp_cut ? stage->tp : 1;
     return t->flags & ZERO_STACKED ? stage->first_layer * (tensor_elements(t) / t->shape[0]) * n_parts : 0;
 }
 
-/* The number of pieces (state_hash.h) of the whole model. */
-static int64_t n_pieces(int64_t whole_layers)
-{
-    return FIRST_OF_LAYERS + (FIRST_OF_NORM - FIRST_OF_LAYERS) * whole_layers + TRAIN_N_TENSORS -
-           FIRST_OF_NORM;
-}
+/* The pieces (state_hash.h) of the whole model: the number of each tensor's first one, and of them all. */
+struct pieces {
+    int64_t first[MODEL_MAX_TENSORS], n;
+};
 
-/* The first piece of a tensor in the whole model. */
-static int64_t piece_of(int32_t number, int64_t whole_layers)
+static struct pieces pieces_of(const struct model_config *whole)
 {
-    int64_t after_first = number - FIRST_OF_LAYERS;
-    int64_t stacked = after_first < 0                                 ? 0
-                      : after_first < FIRST_OF_NORM - FIRST_OF_LAYERS ? after_first
-                                                                      : FIRST_OF_NORM - FIRST_OF_LAYERS;
-    return number + stacked * (whole_layers - 1);
+    struct zero_tensor table[MODEL_MAX_TENSORS];
+    int32_t number[MODEL_MAX_TENSORS], n = model_describe(table, number, whole, ZERO_F32);
+    struct pieces p = {.n = 0};
+    for (int32_t t = 0; t < n; t++) {
+        p.first[number[t]] = p.n;
+        p.n += table[t].flags & ZERO_STACKED ? whole->layers : 1;
+    }
+    return p;
 }
 
 int64_t train_stage_bytes(const struct model_config *whole, int64_t batch, int64_t element_bytes)
@@ -145,10 +108,10 @@ static int read_owned(void *from, int32_t tensor, int32_t value, int64_t first, 
 /* Hashes the tensors whose state a stage owns, and puts the digests in their places. The last stage's copy
  * of the embedding, its first tensor, belongs to the first stage. */
 static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx *z,
-                      const struct train_stage *s, int64_t whole_layers, const struct zero_tensor *tensors,
-                      const int32_t *number, int n_states)
+                      const struct train_stage *s, const struct pieces *pieces,
+                      const struct zero_tensor *tensors, const int32_t *number, int n_states)
 {
-    bool copy = number[s->first] == WTE && s->config.no_embedding;
+    bool copy = (tensors[s->first].flags & ZERO_TIED) && s->config.no_embedding;
     struct owned owned = {z, s->first + copy};
     int32_t n_tensors = s->n - copy;
     tensors += owned.n_before;
@@ -159,7 +122,7 @@ static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx 
     err = err ? err : state_digests(here, hash, tensors, n_tensors, n_states, read_owned, &owned);
     for (int32_t t = 0; t < n_tensors && !err; t++) {
         bool stacked = tensors[t].flags & ZERO_STACKED;
-        int64_t to = piece_of(number[t], whole_layers) + (stacked ? s->config.first_layer : 0);
+        int64_t to = pieces->first[number[t]] + (stacked ? s->config.first_layer : 0);
         for (int64_t i = 0; i < (stacked ? s->config.layers : 1); i++, at++, to++) {
             mine[to] = true;
             all[to] = here[at];
@@ -170,16 +133,17 @@ static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx 
 }
 
 int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
-                      int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
+                      int32_t n_stages, const struct model_config *whole, const struct zero_tensor *tensors,
                       const int32_t *number, int n_states, int64_t message_bytes,
                       const struct compute *compute)
 {
-    int64_t n = n_pieces(whole_layers);
+    const struct pieces pieces = pieces_of(whole);
+    int64_t n = pieces.n;
     struct state_digest *all = calloc((size_t)n, sizeof *all);
     bool *mine = calloc((size_t)n, sizeof *mine);
     int err = all && mine ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %lld digests", (long long)n);
     for (int32_t k = 0; k < n_stages && !err; k++)
-        err = hash_stage(all, mine, hash, z, &stages[k], whole_layers, tensors, number, n_states);
+        err = hash_stage(all, mine, hash, z, &stages[k], &pieces, tensors, number, n_states);
     const struct train_items digests = {all, n, sizeof *all, message_bytes, mine, compute};
     err = err ? err : train_stages_gather(z, &digests);
     if (!err)

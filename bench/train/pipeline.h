@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* pipeline.h: what --pp adds to zero-bench train. The layers are divided into consecutive pipeline stages.
- * The first stage also has the embedding, and the last one the head, whose weights are the same tensor;
+ * The first stage also has the embedding, and the last one the head. If their weights are the same tensor,
  * both stages hold it (ZERO_TIED). */
 #ifndef ZERO_BENCH_TRAIN_STAGES_H
 #define ZERO_BENCH_TRAIN_STAGES_H
@@ -10,23 +10,16 @@
 #include "bench/train/state_hash.h"
 #include "bench/train/train.h"
 
-/* A pipeline stage of this rank: its part of the model, its first unit, and its n tensors from `first` on
- * in the rank's table. */
+/* A pipeline stage of this rank: its part of the model and its units, which begin at `unit` on this rank, and
+ * its n tensors from `first` on in the rank's table. */
 struct train_stage {
     struct model_config config;
+    struct model_units units;
     int32_t unit, first, n;
 };
 
 /* The part of a model that a stage has, divided by pipe_layers_of. */
 struct model_config train_stage_config(const struct model_config *whole, int32_t stage, int32_t n_stages);
-
-/* Reduces train_describe's table to a stage's tensors. The embedding and the head are unit 0, if the stage
- * has one of them, and its layers follow. number (TRAIN_N_TENSORS) gets each tensor's index in the full
- * table. Returns the number of tensors. */
-int32_t train_stage_table(struct zero_tensor *tensors, int32_t *number, const struct model_config *stage);
-
-/* The unit of a stage's first layer. */
-int64_t train_first_layer_unit(const struct model_config *stage);
 
 /* The number of elements of a tensor in the stages before. */
 int64_t train_elements_before(const struct zero_tensor *t, const struct model_config *stage);
@@ -50,7 +43,7 @@ int train_stages_gather(zero_ctx *z, const struct train_items *t);
 /* As state_hash, on the last stage, over the tensors of all stages in the order of the whole model. Every
  * rank calls, as for train_stages_gather with message_bytes. Returns 0 or an error. */
 int train_stages_hash(char out[STATE_HASH_CHARS], bool hash, zero_ctx *z, const struct train_stage *stages,
-                      int32_t n_stages, int64_t whole_layers, const struct zero_tensor *tensors,
+                      int32_t n_stages, const struct model_config *whole, const struct zero_tensor *tensors,
                       const int32_t *number, int n_states, int64_t message_bytes,
                       const struct compute *compute);
 

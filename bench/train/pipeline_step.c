@@ -11,25 +11,26 @@ static int forward(struct run *r, const struct zero_action *a)
 {
     struct model *m = &r->model[a->pp_stage];
     const struct train_stage *s = &r->stage[a->pp_stage];
-    int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->config);
+    int32_t first = s->unit + s->units.first_layer, embedding = s->unit + s->units.embedding,
+            head = s->unit + s->units.head;
     if (a->in) {
         m->acts.embedded = (real *)(uintptr_t)a->in; /* only read */
     } else {
-        TRY_ZERO(zero_begin(r->z, s->unit, ZERO_FORWARD));
-        gpt2_embed_forward(m);
-        TRY_ZERO(zero_end(r->z, s->unit, ZERO_FORWARD));
+        TRY_ZERO(zero_begin(r->z, embedding, ZERO_FORWARD));
+        model_embed_forward(m);
+        TRY_ZERO(zero_end(r->z, embedding, ZERO_FORWARD));
     }
     for (int32_t l = 0; l < m->config.layers; l++) {
         TRY_ZERO(zero_begin(r->z, first + l, ZERO_FORWARD));
-        gpt2_layer_forward(m, l);
+        model_layer_forward(m, l);
         TRY_ZERO(zero_end(r->z, first + l, ZERO_FORWARD));
     }
     if (a->out) {
         model_copy_residual(m, a->out, model_last_residual(m));
     } else {
-        TRY_ZERO(zero_begin(r->z, s->unit, ZERO_FORWARD));
-        gpt2_head_forward(m);
-        TRY_ZERO(zero_end(r->z, s->unit, ZERO_FORWARD));
+        TRY_ZERO(zero_begin(r->z, head, ZERO_FORWARD));
+        model_head_forward(m);
+        TRY_ZERO(zero_end(r->z, head, ZERO_FORWARD));
     }
     return m->err;
 }
@@ -42,7 +43,8 @@ static int backward(struct run *r, const struct zero_action *a)
     const enum zero_phase phase = (enum zero_phase)a->phase;
     struct model *m = &r->model[a->pp_stage];
     const struct train_stage *s = &r->stage[a->pp_stage];
-    int32_t first = s->unit + (int32_t)train_first_layer_unit(&s->config);
+    int32_t first = s->unit + s->units.first_layer, embedding = s->unit + s->units.embedding,
+            head = s->unit + s->units.head;
     if (a->kept)
         m->acts.embedded = (real *)(uintptr_t)a->kept;
     m->computes = phase == ZERO_BACKWARD_INPUT    ? MODEL_INPUTS
@@ -51,21 +53,21 @@ static int backward(struct run *r, const struct zero_action *a)
     if (a->in && phase != ZERO_BACKWARD_WEIGHT)
         model_copy_residual(m, m->acts.dresidual, a->in);
     if (!s->config.no_head) {
-        TRY_ZERO(zero_begin(r->z, s->unit, phase));
-        gpt2_head_backward(m);
-        if (s->config.no_embedding)
-            TRY_ZERO(zero_end(r->z, s->unit, phase));
+        TRY_ZERO(zero_begin(r->z, head, phase));
+        model_head_backward(m);
+        if (head != embedding)
+            TRY_ZERO(zero_end(r->z, head, phase));
     }
     for (int32_t l = (int32_t)m->config.layers; l-- > 0;) {
         TRY_ZERO(zero_begin(r->z, first + l, phase));
-        gpt2_layer_backward(m, l);
+        model_layer_backward(m, l);
         TRY_ZERO(zero_end(r->z, first + l, phase));
     }
     if (!s->config.no_embedding) {
-        if (s->config.no_head)
-            TRY_ZERO(zero_begin(r->z, s->unit, phase));
-        gpt2_embed_backward(m);
-        TRY_ZERO(zero_end(r->z, s->unit, phase));
+        if (head != embedding)
+            TRY_ZERO(zero_begin(r->z, embedding, phase));
+        model_embed_backward(m);
+        TRY_ZERO(zero_end(r->z, embedding, phase));
     }
     if (a->out)
         model_copy_residual(m, a->out, m->acts.dresidual);

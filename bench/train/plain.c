@@ -16,14 +16,14 @@ int plain_train_step(struct run *r, struct train_step *s)
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
         TRY(train_next_text(r, m, micro_batch));
         m->stores = r->stores_each || micro_batch == 0; /* later micro-batches add to the gradient */
-        gpt2_embed_forward(m);
+        model_embed_forward(m);
         for (int64_t l = 0; l < m->config.layers; l++)
-            gpt2_layer_forward(m, l);
-        gpt2_head_forward(m);
-        gpt2_head_backward(m);
+            model_layer_forward(m, l);
+        model_head_forward(m);
+        model_head_backward(m);
         for (int64_t l = m->config.layers; l-- > 0;)
-            gpt2_layer_backward(m, l);
-        gpt2_embed_backward(m);
+            model_layer_backward(m, l);
+        model_embed_backward(m);
         TRY(m->err);
     }
     TRY(model_send_loss(m));

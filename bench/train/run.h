@@ -31,9 +31,9 @@ struct run {
     struct bytes_rows whole;
     struct model_rows *cp_rows;
     struct report report;
-    /* (n_tensors) the tensors of all these stages, and the number of each in train_describe's table */
-    struct zero_tensor tensors[PIPE_MAX_OWN * TRAIN_N_TENSORS];
-    int32_t number[PIPE_MAX_OWN * TRAIN_N_TENSORS], n_tensors;
+    /* (n_tensors) the tensors of all these stages, and the number of each in the whole model's table */
+    struct zero_tensor tensors[PIPE_MAX_OWN * MODEL_MAX_TENSORS];
+    int32_t number[PIPE_MAX_OWN * MODEL_MAX_TENSORS], n_tensors;
     /* cfg.memory.order, needed until zero_wrap has returned */
     struct zero_call *order;
     /* NULL with --plain */

@@ -63,6 +63,7 @@ static int find_place(struct run *r)
         r->stage[k].config =
             train_stage_config(&o->model.config, k * r->at.n_stages + r->at.stage, r->n_own * r->at.n_stages);
         r->stage[k].config.two_parts = pipeline_has_two_parts(r);
+        r->stage[k].units = r->stage[k].config.ops->units(&r->stage[k].config);
     }
     return 0;
 }
@@ -74,10 +75,11 @@ static void describe_stage(struct run *r, int32_t k, int32_t first_unit)
 {
     struct train_stage *s = &r->stage[k];
     struct zero_tensor *own = r->tensors + r->n_tensors;
+    struct model_pointers pointers = model_pointers_of(&r->model[k]);
+    pointers.stores = r->o->plain || r->stores_each;
     s->unit = first_unit;
     s->first = r->n_tensors;
-    train_describe(own, &s->config, &r->model[k], r->o->plain || r->stores_each);
-    s->n = train_stage_table(own, r->number + r->n_tensors, &s->config);
+    s->n = s->config.ops->describe(own, r->number + r->n_tensors, &s->config, &pointers);
     for (int32_t t = 0; t < s->n; t++) {
         own[t].unit += first_unit;
         own[t].pp_stage = k;
@@ -96,7 +98,7 @@ static int open_stages(struct run *r)
         train_join_tp(m, r->at.tp, &r->z);
         train_join_cp(m, r->at.cp, r->cp_rows, &r->z);
         describe_stage(r, k, unit);
-        unit += (int32_t)(train_first_layer_unit(&r->stage[k].config) + r->stage[k].config.layers);
+        unit += r->stage[k].units.n;
     }
     return 0;
 }

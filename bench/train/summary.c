@@ -126,8 +126,8 @@ static int summarize(struct run *r, double loss)
         if (stats.place.n_pp == 1)              /* each pipeline stage reports its own */
             TRY_ZERO(zero_mean(r->z, &peak, 1));
         if (stats.place.n_pp > 1)
-            TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own,
-                                  o->model.config.layers, r->tensors, r->number, n_states,
+            TRY(train_stages_hash(s.state_sha256, r->at.dp == 0, r->z, r->stage, r->n_own, &o->model.config,
+                                  r->tensors, r->number, n_states,
                                   train_stage_bytes(&o->model.config, o->batch, sizeof(real)), &r->compute));
         else
             TRY(state_hash(s.state_sha256, r->at.dp == 0, r->tensors, r->n_tensors, n_states, read_wrapped,

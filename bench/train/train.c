@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* train.c: trains a GPT-2 on bytes. It is the worked example of a C model that libzero shards.
+/* train.c: trains a model on bytes. It is the worked example of a C model that libzero shards.
  *
- * From top to bottom: the table of tensors, zero_wrap, a forward and a backward pass with each unit between
- * zero_begin and zero_end, a step, and the loop. Of libzero it calls only what zero/zero.h declares, and each
- * such call that can fail is inside TRY_ZERO. TRY is for the program's own functions. Both return the call's
- * error, if there is one.
+ * From top to bottom: zero_wrap, a forward and a backward pass with each unit between zero_begin and
+ * zero_end, a step, and the loop. The table of tensors is the model's, such as that of bench/gpt2/gpt2_ops.c.
+ * Of libzero it calls only what zero/zero.h declares, and each such call that can fail is inside TRY_ZERO.
+ * TRY is for the program's own functions. Both return the call's error, if there is one.
  *
- * Functions that begin with gpt2_ are the model (bench/gpt2), and those with train_ are in this folder
+ * Functions that begin with model_ are the model (bench/model), and those with train_ are in this folder
  * (run.h). plain.c has the same step without libzero, and pipeline_step.c has it with pipeline stages.
  * setup.c opens the model and turns options into the configuration. */
 #include "bench/libzero_error.h"
@@ -17,56 +17,6 @@
 
 #define N_WARMUP_STEPS 10 /* The learning rate rises over these. */
 
-/* ---- the table of tensors ---- */
-
-/* Unit 0 is what the model uses first and last: embeddings, last norm and head. Unit 1 + l is layer l. The
- * tensors of all layers are stacked: one tensor has a slice for each layer.
- *
- * The letters of shapes are those of struct model_config. U, A and F are this rank's share of the token ids,
- * the attention's channels and the MLP's channels, which tensor parallelism cuts. */
-void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct model_config *config,
-                    struct model *model, bool stores)
-{
-    static struct model no_model; /* for the addresses of its pointers, which nobody follows */
-    struct model *m = model ? model : &no_model;
-    int64_t L = config->layers, C = config->channels, U = model_part_vocab(config);
-    int64_t A = model_part_channels(config), F = model_part_hidden(config);
-    int32_t matrix = stores ? ZERO_GRAD_OVERWRITE : 0;
-    bool tp = config->tp > 1;
-    uint32_t norm = ZERO_NO_DECAY | (config->sequence ? ZERO_TP_PARTIAL : 0);
-    /* A whole tensor; and one that tensor parallelism cuts along `dim`, in `blocks` equal blocks each. */
-    /* clang-format off */
-#define TENSOR(name, unit, flags, ...) \
-    {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, MODEL_DTYPE, unit, flags}
-#define CUT(name, unit, flags, dim, blocks, ...) \
-    {#name, (void **)&m->params.name, (void **)&m->grads.name, {__VA_ARGS__}, MODEL_DTYPE, unit, flags, \
-     .tp_cut = tp ? ZERO_TP_CUT(dim) : 0, .tp_blocks = tp ? blocks : 0}
-    /* clang-format on */
-    const struct zero_tensor table[TRAIN_N_TENSORS] = {
-        CUT(wte, 0, matrix, 0, 1, U, C),
-        TENSOR(wpe, 0, 0, config->context, C),
-        TENSOR(ln1w, 1, ZERO_STACKED | norm, L, C),
-        TENSOR(ln1b, 1, ZERO_STACKED | norm, L, C),
-        CUT(qkvw, 1, ZERO_STACKED | matrix, 1, 3, L, 3 * A, C),
-        CUT(qkvb, 1, ZERO_STACKED | ZERO_NO_DECAY, 1, 3, L, 3 * A),
-        CUT(attprojw, 1, ZERO_STACKED | matrix, 2, 1, L, C, A),
-        TENSOR(attprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(ln2w, 1, ZERO_STACKED | norm, L, C),
-        TENSOR(ln2b, 1, ZERO_STACKED | norm, L, C),
-        CUT(fcw, 1, ZERO_STACKED | matrix, 1, 1, L, F, C),
-        CUT(fcb, 1, ZERO_STACKED | ZERO_NO_DECAY, 1, 1, L, F),
-        CUT(fcprojw, 1, ZERO_STACKED | matrix, 2, 1, L, C, F),
-        TENSOR(fcprojb, 1, ZERO_STACKED | ZERO_NO_DECAY, L, C),
-        TENSOR(lnfw, 0, norm, C),
-        TENSOR(lnfb, 0, norm, C),
-    };
-#undef TENSOR
-#undef CUT
-    memcpy(out, table, sizeof table);
-    if (tp)
-        out[0].tp_size = config->vocab;
-}
-
 /* ---- wrapping ---- */
 
 /* The first values of elements [first, first + n) of a tensor. No rank holds the whole model: libzero asks
@@ -74,8 +24,8 @@ void train_describe(struct zero_tensor out[TRAIN_N_TENSORS], const struct model_
 static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct run *r = arg;
-    gpt2_draw(&r->o->model.config, r->o->seed, r->number[tensor], train_first_element(r, tensor) + first, n,
-              dst);
+    model_draw(&r->o->model.config, r->o->seed, r->number[tensor], train_first_element(r, tensor) + first, n,
+               dst);
     return 0;
 }
 
@@ -98,33 +48,40 @@ static int wrap(struct run *r)
 
 static int forward(struct run *r, struct model *m)
 {
-    TRY_ZERO(zero_begin(r->z, 0, ZERO_FORWARD));
-    gpt2_embed_forward(m);
-    TRY_ZERO(zero_end(r->z, 0, ZERO_FORWARD));
+    const struct model_units u = r->stage[0].units;
+    TRY_ZERO(zero_begin(r->z, u.embedding, ZERO_FORWARD));
+    model_embed_forward(m);
+    TRY_ZERO(zero_end(r->z, u.embedding, ZERO_FORWARD));
     for (int32_t l = 0; l < m->config.layers; l++) {
-        TRY_ZERO(zero_begin(r->z, 1 + l, ZERO_FORWARD));
-        gpt2_layer_forward(m, l);
-        TRY_ZERO(zero_end(r->z, 1 + l, ZERO_FORWARD));
+        TRY_ZERO(zero_begin(r->z, u.first_layer + l, ZERO_FORWARD));
+        model_layer_forward(m, l);
+        TRY_ZERO(zero_end(r->z, u.first_layer + l, ZERO_FORWARD));
     }
-    TRY_ZERO(zero_begin(r->z, 0, ZERO_FORWARD));
-    gpt2_head_forward(m);
-    TRY_ZERO(zero_end(r->z, 0, ZERO_FORWARD));
+    TRY_ZERO(zero_begin(r->z, u.head, ZERO_FORWARD));
+    model_head_forward(m);
+    TRY_ZERO(zero_end(r->z, u.head, ZERO_FORWARD));
     return m->err;
 }
 
-/* Head and embedding have the same weights, so unit 0 stays open from one to the other: both add to one
- * gradient. */
+/* If head and embedding have the same weights, they are one unit, which stays open from one to the other:
+ * both add to one gradient. */
 static int backward(struct run *r, struct model *m)
 {
-    TRY_ZERO(zero_begin(r->z, 0, ZERO_BACKWARD));
-    gpt2_head_backward(m);
+    const struct model_units u = r->stage[0].units;
+    bool tied = u.head == u.embedding;
+    TRY_ZERO(zero_begin(r->z, u.head, ZERO_BACKWARD));
+    model_head_backward(m);
+    if (!tied)
+        TRY_ZERO(zero_end(r->z, u.head, ZERO_BACKWARD));
     for (int32_t l = (int32_t)m->config.layers; l-- > 0;) {
-        TRY_ZERO(zero_begin(r->z, 1 + l, ZERO_BACKWARD));
-        gpt2_layer_backward(m, l);
-        TRY_ZERO(zero_end(r->z, 1 + l, ZERO_BACKWARD));
+        TRY_ZERO(zero_begin(r->z, u.first_layer + l, ZERO_BACKWARD));
+        model_layer_backward(m, l);
+        TRY_ZERO(zero_end(r->z, u.first_layer + l, ZERO_BACKWARD));
     }
-    gpt2_embed_backward(m);
-    TRY_ZERO(zero_end(r->z, 0, ZERO_BACKWARD));
+    if (!tied)
+        TRY_ZERO(zero_begin(r->z, u.embedding, ZERO_BACKWARD));
+    model_embed_backward(m);
+    TRY_ZERO(zero_end(r->z, u.embedding, ZERO_BACKWARD));
     return m->err;
 }
 

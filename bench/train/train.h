@@ -88,18 +88,9 @@ struct train_options {
 /* The defaults of zero-bench train for a model. */
 struct train_options train_defaults(const struct model_options *model);
 
-/* Describes the tensors of a GPT-2 to libzero, with the pointers of *model. With model NULL only sizes are
- * described, as zero_plan needs them. stores is as in struct model. */
-struct model;
-#define TRAIN_N_TENSORS 16
-void train_describe_f32(struct zero_tensor out[TRAIN_N_TENSORS], const struct model_config *config,
-                        struct model *model, bool stores);
-void train_describe_bf16(struct zero_tensor out[TRAIN_N_TENSORS], const struct model_config *config,
-                         struct model *model, bool stores);
-
 /* Writes the calls of one micro-batch, for cfg.memory.order, for a model or a pipeline stage's part of it
- * (pipeline.h). Returns their number: TRAIN_N_CALLS(layers) for a whole model, fewer for a part. */
-#define TRAIN_N_CALLS(layers) (4 * (layers) + 6)
+ * (pipeline.h). Returns their number, at most TRAIN_N_CALLS(layers). */
+#define TRAIN_N_CALLS(layers) (4 * (layers) + 8)
 int32_t train_call_order(struct zero_call *out, const struct model_config *stage);
 
 /* Whether a wrapped model stores the gradients of matrices (struct model) in every micro-batch. It does if

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_memory_fit.c: which model a machine has the memory for. */
+#include "bench/gpt2/gpt2_ops.h"
 #include "bench/memory/fit.h"
 #include "test/cmocka.h"
 
@@ -9,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const struct model_config whole = {12, 12, 768, 64, 50257};
+static const struct model_config whole = {&gpt2_ops, 12, 12, 768, 64, 50257};
 
 static struct model_options asked(void)
 {

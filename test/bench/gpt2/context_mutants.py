@@ -55,7 +55,7 @@ def main():
     build = os.path.abspath(build)
     folder = os.path.join(root, 'bench', 'model')
     sources = {}
-    for name in ('../gpt2/gpt2.c', 'context.c', 'open.c'):
+    for name in ('context.c', 'open.c', 'tokens.c'):
         with open(os.path.join(folder, name), encoding='utf-8') as f:
             sources[os.path.join(folder, name)] = f.read()
     mutants = [(m, *mutate(sources, m)) for m in read_list(list_path) if os.environ.get('ONLY', '') in m['name']]

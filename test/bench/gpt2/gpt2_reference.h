@@ -6,7 +6,7 @@
 
 #include "bench/model/model_config.h"
 
-/* params: each tensor of struct params (bench/model/model.h), in its order, as doubles. Returns the mean
+/* params: each tensor of struct gpt2_params (bench/gpt2/gpt2.h), in its order, as doubles. Returns the mean
  * loss over B*T tokens. */
 double reference_loss(const struct model_config *c, double *const params[16], const int32_t *tokens,
                       const int32_t *targets, int64_t B);

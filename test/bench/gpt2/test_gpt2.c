@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpt2.c: tests the model's forward and backward against a reference in double precision, with
  * gradients by finite differences. Compiled once per dtype, as the model is. */
-#include "bench/model/model.h"
+#include "bench/gpt2/gpt2.h"
 #include "bench/model/vocab.h"
 #include "bench/random_bits.h"
 #include "test/bench/gpt2/gpt2_reference.h"
@@ -38,10 +38,23 @@ static uint64_t seed;
 
 /* Sizes that are no multiple of a vector, and all different. */
 static const struct model_config shapes[] = {
-    {.layers = 2, .heads = 2, .channels = 22, .context = 9, .vocab = 37},
-    {.layers = 1, .heads = 1, .channels = 16, .context = 1, .vocab = 5, .label_smoothing = 0.3},
-    {.layers = 3, .heads = 4, .channels = 32, .context = 19, .vocab = 50, .label_smoothing = 0.1},
-    {.layers = 2,
+    {.ops = &gpt2_ops, .layers = 2, .heads = 2, .channels = 22, .context = 9, .vocab = 37},
+    {.ops = &gpt2_ops,
+     .layers = 1,
+     .heads = 1,
+     .channels = 16,
+     .context = 1,
+     .vocab = 5,
+     .label_smoothing = 0.3},
+    {.ops = &gpt2_ops,
+     .layers = 3,
+     .heads = 4,
+     .channels = 32,
+     .context = 19,
+     .vocab = 50,
+     .label_smoothing = 0.1},
+    {.ops = &gpt2_ops,
+     .layers = 2,
      .heads = 2,
      .channels = 32,
      .context = 67,
@@ -72,14 +85,14 @@ static void move(struct fixture *f, void *dst, const void *src, int64_t n)
 
 static real *param(struct fixture *f, int t)
 {
-    return ((real **)&f->m.params)[t];
+    return ((real **)&gpt2_of(&f->m)->params)[t];
 }
 
 /* Returns a copy of gradient t, which the caller frees. */
 static real *gradient(struct fixture *f, int t)
 {
     real *x = malloc((size_t)f->sizes[t] * sizeof *x);
-    move(f, x, ((real **)&f->m.grads)[t], f->sizes[t]);
+    move(f, x, ((real **)&gpt2_of(&f->m)->grads)[t], f->sizes[t]);
     return x;
 }
 
@@ -145,18 +158,18 @@ static void pass_forward(struct model *m, const int32_t *tokens, const int32_t *
     memcpy(m->tokens, tokens, bytes);
     memcpy(m->targets, targets, bytes);
     model_send_batch(m);
-    gpt2_embed_forward(m);
+    model_embed_forward(m);
     for (int64_t l = 0; l < m->config.layers; l++)
-        gpt2_layer_forward(m, l);
-    gpt2_head_forward(m);
+        model_layer_forward(m, l);
+    model_head_forward(m);
 }
 
 static void pass_backward(struct model *m)
 {
-    gpt2_head_backward(m);
+    model_head_backward(m);
     for (int64_t l = m->config.layers; l-- > 0;)
-        gpt2_layer_backward(m, l);
-    gpt2_embed_backward(m);
+        model_layer_backward(m, l);
+    model_embed_backward(m);
 }
 
 static double forward(struct fixture *f)
@@ -530,7 +543,7 @@ static void check_stores(void **state)
             once[t] = gradient(&f, t);
             real *before = malloc((size_t)f.sizes[t] * sizeof *before);
             memset(before, is_matrix(t) ? 0xFF : 0, (size_t)f.sizes[t] * sizeof *before);
-            move(&f, ((real **)&f.m.grads)[t], before, f.sizes[t]);
+            move(&f, ((real **)&gpt2_of(&f.m)->grads)[t], before, f.sizes[t]);
             free(before);
         }
         f.m.stores = true;
@@ -567,20 +580,20 @@ static void check_two_parts(void **state)
         c.two_parts = true;
         open_fixture(&g, &c, rows[s]);
         poison(&g);
-        struct params params = g.m.params, grads = g.m.grads;
+        struct gpt2_params params = gpt2_of(&g.m)->params, grads = gpt2_of(&g.m)->grads;
         int64_t RC = model_own_rows(&g.m) * c.channels;
         forward(&g);
-        g.m.grads = (struct params){0};
+        gpt2_of(&g.m)->grads = (struct gpt2_params){0};
         backward_part(&g, MODEL_INPUTS);
-        g.m.params = (struct params){0};
-        g.m.grads = grads;
+        gpt2_of(&g.m)->params = (struct gpt2_params){0};
+        gpt2_of(&g.m)->grads = grads;
         void *nans = malloc((size_t)RC * sizeof(real));
         memset(nans, 0xFF, (size_t)RC * sizeof(real));
         move(&g, g.m.acts.dresidual, nans, RC);
         move(&g, g.m.acts.dbtc, nans, RC);
         free(nans);
         backward_part(&g, MODEL_WEIGHTS);
-        g.m.params = params;
+        gpt2_of(&g.m)->params = params;
         for (int t = 0; t < GPT2_N_TENSORS; t++) {
             real *x = gradient(&f, t), *y = gradient(&g, t);
             same_gradient(t, x, y, f.sizes[t]);
@@ -620,10 +633,10 @@ static void check_nan(void **state)
     struct fixture f;
     open_fixture(&f, &shapes[0], rows[0]);
     real bad = from_float(NAN), out;
-    move(&f, f.m.params.fcw + 3, &bad, 1);
+    move(&f, gpt2_of(&f.m)->params.fcw + 3, &bad, 1);
     assert_true(isnan(forward(&f)));
     backward(&f);
-    move(&f, &out, f.m.grads.qkvw, 1);
+    move(&f, &out, gpt2_of(&f.m)->grads.qkvw, 1);
     assert_true(isnan(to_float(out)));
     close_fixture(&f);
 }
@@ -736,7 +749,7 @@ static int tp_scatter(void *arg, real *dst, const real *src, int64_t n)
  * part has `own` of each row of pieces of `inner` elements. */
 static int64_t whole_index(const struct model_config *c, int t, int32_t p, int64_t i)
 {
-    int64_t C = c->channels, A = model_part_channels(c), F = model_part_hidden(c), U = model_part_vocab(c);
+    int64_t C = c->channels, A = model_part_channels(c), F = gpt2_part_hidden(c), U = model_part_vocab(c);
     const struct {
         int64_t own, inner;
     } cuts[GPT2_N_TENSORS] = {
@@ -778,7 +791,7 @@ static void open_part(struct tp_member *r, struct tp_group *g, struct fixture *f
             int64_t at = whole_index(&g->whole, t, p, i);
             x[i] = from_float(at < 0 ? 0.0f : (float)f->exact[t][at]);
         }
-        move(f, ((real **)&r->m.params)[t], x, n);
+        move(f, ((real **)&gpt2_of(&r->m)->params)[t], x, n);
         free(x);
     }
     void *nans = malloc((size_t)r->m.kept[0].acts_memory.bytes);
@@ -810,7 +823,7 @@ static void check_part_gradient(struct fixture *f, struct tp_member *r, int32_t 
     real *x = malloc((size_t)n * sizeof *x);
     double *got = calloc((size_t)n, sizeof *got), error = 0, size = 0;
     for (int32_t q = partial ? 0 : p; q < (partial ? (int32_t)c->tp : p + 1); q++) {
-        move(f, x, ((real **)&r[q].m.grads)[t], n);
+        move(f, x, ((real **)&gpt2_of(&r[q].m)->grads)[t], n);
         for (int64_t i = 0; i < n; i++)
             got[i] += (double)to_float(x[i]);
     }
@@ -923,11 +936,12 @@ static void check_normal(const real *x, int64_t n, uint64_t stream, double devia
 static void check_draw(void **state)
 {
     enum { WTE = 0, LN1W = 2, LN1B = 3, ATTPROJW = 6, N = 100000, TRIALS = 60 };
-    const struct model_config c = {.layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = N / 32};
+    const struct model_config c = {
+        .ops = &gpt2_ops, .layers = 2, .heads = 2, .channels = 32, .context = 16, .vocab = N / 32};
     real *whole = malloc(N * sizeof *whole), *part = malloc(N * sizeof *part);
-    gpt2_draw(&c, seed, ATTPROJW, 0, 1000, part);
+    model_draw(&c, seed, ATTPROJW, 0, 1000, part);
     check_normal(part, 1000, random_bits(random_bits(seed) + 3), 0.01); /* the fourth tensor drawn */
-    gpt2_draw(&c, seed, WTE, 0, N, whole);
+    model_draw(&c, seed, WTE, 0, N, whole);
     check_normal(whole, N, random_bits(random_bits(seed)), 0.02);
     double sum = 0, squares = 0;
     for (int64_t i = 0; i < N; i++) {
@@ -939,14 +953,14 @@ static void check_draw(void **state)
         int64_t first = (int64_t)(random_bits(seed + (uint64_t)trial) % N);
         int64_t n = 1 + (int64_t)(random_bits(~seed + (uint64_t)trial) % (uint64_t)(N - first));
         memset(part, 0xff, N * sizeof *part);
-        gpt2_draw(&c, seed, WTE, first, n, part);
+        model_draw(&c, seed, WTE, first, n, part);
         assert_memory_equal(part, whole + first, (size_t)n * sizeof *part);
         for (int64_t i = n; i < N; i++) /* nothing after it is written */
             assert_true(((unsigned char *)&part[i])[0] == 0xff);
     }
-    gpt2_draw(&c, seed, LN1W, 5, 3, whole);
+    model_draw(&c, seed, LN1W, 5, 3, whole);
     assert_true(to_float(whole[0]) == 1 && to_float(whole[2]) == 1);
-    gpt2_draw(&c, seed, LN1B, 5, 3, whole);
+    model_draw(&c, seed, LN1B, 5, 3, whole);
     assert_true(to_float(whole[0]) == 0 && to_float(whole[2]) == 0);
     free(whole), free(part);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_gpt2_context.c: tests the model's context parallelism. The ranks are threads of this process, which
  * exchange values through memory of the host. Compiled once per dtype, as the model is. */
-#include "bench/model/model.h"
+#include "bench/gpt2/gpt2.h"
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 
@@ -205,10 +205,10 @@ static void die_if_failed(const struct member *r, int err)
 
 static void pass_backward(struct model *m)
 {
-    gpt2_head_backward(m);
+    model_head_backward(m);
     for (int64_t l = m->config.layers; l-- > 0;)
-        gpt2_layer_backward(m, l);
-    gpt2_embed_backward(m);
+        model_layer_backward(m, l);
+    model_embed_backward(m);
 }
 
 /* With two_parts, a backward pass in its two parts. */
@@ -218,10 +218,10 @@ static void run_model(struct member *r)
     m->err = model_next_batch(m);
     take_rows(r);
     model_send_batch(m);
-    gpt2_embed_forward(m);
+    model_embed_forward(m);
     for (int64_t l = 0; l < m->config.layers; l++)
-        gpt2_layer_forward(m, l);
-    gpt2_head_forward(m);
+        model_layer_forward(m, l);
+    model_head_forward(m);
     put_losses(r);
     m->computes = m->config.two_parts ? MODEL_INPUTS : MODEL_ALL;
     pass_backward(m);
@@ -400,7 +400,7 @@ static struct model_config with_cp(struct model_config c, int64_t cp, int form, 
 
 /* Heads for 2, 3 and 4 ranks, and rows for as many ranks in zigzag order. */
 static const struct model_config whole_model = {
-    .layers = LAYERS, .heads = 12, .channels = 96, .context = 72, .vocab = 37};
+    .ops = &gpt2_ops, .layers = LAYERS, .heads = 12, .channels = 96, .context = 72, .vocab = 37};
 
 /* The stand-in for a GPU is slow, so there each form has one layout. */
 #ifdef MODEL_TEST_STAND_IN
@@ -518,9 +518,9 @@ static void run_attention(struct member *r)
         for (int i = 0; i < 2; at += own.n[i++])
             memcpy(qkv + at * 3 * A, r->qkv + (b * context + own.first[i]) * 3 * A,
                    (size_t)(own.n[i] * 3 * A) * sizeof *qkv);
-    die_if_failed(r, m->err || move(r, m->acts.qkv, qkv, B * T * 3 * A * (int64_t)sizeof *qkv));
-    die_if_failed(r, model_context_forward(m, 0, m->acts.atty, m->acts.qkv));
-    die_if_failed(r, move(r, y, m->acts.atty, B * T * A * (int64_t)sizeof *y));
+    die_if_failed(r, m->err || move(r, gpt2_of(m)->acts.qkv, qkv, B * T * 3 * A * (int64_t)sizeof *qkv));
+    die_if_failed(r, model_context_forward(m, 0, gpt2_of(m)->acts.atty, gpt2_of(m)->acts.qkv));
+    die_if_failed(r, move(r, y, gpt2_of(m)->acts.atty, B * T * A * (int64_t)sizeof *y));
     for (int64_t b = 0, at = 0; b < B; b++)
         for (int i = 0; i < 2; at += own.n[i++])
             memcpy(r->atty + (b * context + own.first[i]) * A, y + at * A,

@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* passes.h: what the passes of a model are made of: products, sums over tensor-parallel ranks, attention, the
+ * embedding and the loss. The files of a kind of model include it, users of a model do not.
+ *
+ * Functions without a result do nothing after the first failure, which is in m->err. With config.two_parts a
+ * function knows from m->computes which part of a backward pass it is in. */
+#ifndef ZERO_BENCH_MODEL_PASSES_H
+#define ZERO_BENCH_MODEL_PASSES_H
+
+#include "bench/model/model.h"
+
+/* After the first failure all work is skipped, and the caller finds m->err at the end of the pass. */
+#define RUN(m, call)                                                                                         \
+    do {                                                                                                     \
+        if (!(m)->err) {                                                                                     \
+            (m)->err = (call);                                                                               \
+        }                                                                                                    \
+    } while (0)
+
+/* Calls a function of the layer table on m's device. */
+#define LAYER(m, name, ...) RUN(m, (m)->layers->name((m)->compute, __VA_ARGS__))
+
+/* ---- products ---- */
+
+/* Runs a product, whose time and operations go to the profile. */
+void model_multiply(struct model *m, const struct zr_gemm_args *args);
+
+/* The product out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC). bias may be NULL. */
+struct zr_gemm_args model_linear_args(const struct model *m, real *out, const real *inp, const real *weight,
+                                      const real *bias, int64_t C, int64_t OC);
+/* Runs it. If `add`, the product is added to out. */
+void model_linear_forward(struct model *m, real *out, const real *inp, const real *weight, const real *bias,
+                          int64_t C, int64_t OC, bool add);
+/* The product dinp (B*T, C) = dout (B*T, OC) * weight (OC, C), for gradients of inputs. */
+struct zr_gemm_args model_linear_input_args(const struct model *m, real *dinp, const real *dout,
+                                            int64_t ld_dout, const real *weight, int64_t C, int64_t OC);
+/* Runs it, unless this part of backward computes gradients of weights only. */
+void model_linear_backward_input(struct model *m, real *dinp, const real *dout, int64_t ld_dout,
+                                 const real *weight, int64_t C, int64_t OC);
+/* dweight (OC, C) += dout^T * inp, or = if the model stores it. dbias (OC) += sum of dout's rows, if there is
+ * a bias. */
+void model_linear_backward_weight(struct model *m, real *dweight, real *dbias, const real *dout,
+                                  int64_t ld_dout, const real *inp, int64_t C, int64_t OC);
+/* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C). K is the rank's share, and the first
+ * rank adds x and bias. */
+void model_project(struct model *m, real *out, const real *x, const real *inp, const real *weight,
+                   const real *bias, int64_t K);
+
+/* ---- rows of tensor-parallel ranks ---- */
+
+/* Collects the rows x (R, C) of all ranks. The result is valid until the next call. */
+const real *model_all_rows(struct model *m, const real *x);
+/* The same for an input of the gradients of weights, if they are computed now. */
+const real *model_all_rows_for_weights(struct model *m, const real *x);
+/* Returns a gradient x (R, C) that both parts of a backward pass use. The first part keeps it as number k of
+ * kept_grads, and the second returns what was kept. */
+const real *model_kept_gradient(struct model *m, int64_t k, const real *x);
+/* Sums x (B*T, C) over the ranks in place, and returns this rank's rows (R, C) of the sum, which is kept as
+ * number k. */
+const real *model_own_sum(struct model *m, int64_t k, real *x);
+
+/* A layer's slice of a stacked tensor, with n elements for each layer. The tensor is NULL where a part of
+ * backward does not use it. */
+static inline real *model_of_layer(real *tensor, int64_t l, int64_t n)
+{
+    return tensor ? tensor + l * n : NULL;
+}
+
+/* ---- attention, embedding and head ---- */
+
+/* Attention of layer l (context.h). */
+void model_attend(struct model *m, int64_t l, real *atty, real *qkv);
+void model_attend_backward(struct model *m, int64_t l, real *dqkv, const real *datty, const real *atty,
+                           const real *qkv);
+
+/* acts.embedded = rows of wte (U, C) by token, plus those of wpe (context, C) by position if it is not
+ * NULL. */
+void model_embed(struct model *m, const real *wte, const real *wpe);
+/* Adds acts.dresidual to the gradients of the rows of wte, and of wpe if it is not NULL. */
+void model_embed_gradients(struct model *m, real *dwte, real *dwpe);
+
+/* The loss of logits = x (R, C) * weight (U, C)^T, and its gradient by the logits, which backward uses. */
+void model_loss_forward(struct model *m, const real *x, const real *weight);
+/* Returns the gradient (R, C) of x, and adds that of weight to dweight, or stores it. */
+const real *model_loss_backward(struct model *m, const real *x, const real *weight, real *dweight);
+
+/* The first token id of this rank, and their number. */
+int64_t model_first_id(const struct model *m);
+int64_t model_n_ids(const struct model *m);
+
+#endif
