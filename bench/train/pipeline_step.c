@@ -83,7 +83,7 @@ static int act(struct run *r, const struct zero_action *a)
     bool attends = config->documents && a->phase != ZERO_BACKWARD_WEIGHT;
     if (attends || (!config->no_embedding && a->phase != ZERO_BACKWARD_INPUT) ||
         (is_forward && !config->no_head))
-        TRY(train_next_text(r, m, a->micro_batch));
+        TRY(train_next_rows(r, m, a->micro_batch));
     TRY(is_forward ? forward(r, a) : backward(r, a));
     return take_libzero_error(zero_finish(r->z));
 }

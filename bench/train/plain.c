@@ -14,7 +14,7 @@ int plain_train_step(struct run *r, struct train_step *s)
 {
     struct gpt2 *m = &r->model[0];
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
-        TRY(train_next_text(r, m, micro_batch));
+        TRY(train_next_rows(r, m, micro_batch));
         m->stores = r->stores_each || micro_batch == 0; /* later micro-batches add to the gradient */
         gpt2_embed_forward(m);
         for (int64_t l = 0; l < m->config.layers; l++)

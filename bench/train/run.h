@@ -26,9 +26,11 @@ struct run {
     struct gpt2 model[PIPE_MAX_OWN];
     struct train_stage stage[PIPE_MAX_OWN];
     int32_t n_own;
+    /* what it trains on: text, or the files of --tokens, of which then there are some */
     struct bytes_data data;
+    struct token_data tokens;
     /* a micro-batch's whole rows, of which cp_rows (cp) says what each rank takes */
-    struct bytes_rows whole;
+    struct token_rows whole;
     struct gpt2_rows *cp_rows;
     struct report report;
     /* (n_tensors) the tensors of all these stages, and the number of each in train_describe's table */
@@ -47,8 +49,8 @@ struct run {
     bool reports;
     /* micro-batches of this rank in a step; ZERO_GRAD_ACCUM_STEPS may have changed the option */
     int64_t accum;
-    /* micro-batches of all ranks: so far, and in a step when the run began */
-    int64_t n_micro, per_step;
+    /* rows of all ranks so far; micro-batches of all ranks in a step when the run began */
+    int64_t n_samples, per_step;
     int64_t peak_resident, peak_device, start_ns;
     /* as train_stores_every_micro_batch says */
     bool stores_each;
@@ -73,7 +75,7 @@ struct train_step {
 
 /* ---- setup.c ---- */
 
-/* Opens the text, the device and the model, and describes the model's tensors. */
+/* Opens the data, the device and the model, and describes the model's tensors. */
 int train_open(struct run *r);
 /* Fills in cfg from the options, except for the weights' first values. */
 int train_configure(struct run *r, struct zero_config *cfg);
@@ -100,9 +102,9 @@ int pipeline_keep(struct run *r);
 
 /* ---- files.c ---- */
 
-int train_load_text(struct run *r);
-/* Chooses the text of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
-int train_next_text(struct run *r, struct gpt2 *m, int64_t micro_batch);
+int train_load_data(struct run *r);
+/* Chooses the rows of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
+int train_next_rows(struct run *r, struct gpt2 *m, int64_t micro_batch);
 /* Saves a checkpoint after so many steps, if one is due then; stop: these were the last. */
 int train_save(struct run *r, int64_t steps_done, bool stop);
 /* Goes on from --load's checkpoint, which was saved after *step steps. */

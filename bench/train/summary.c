@@ -54,7 +54,7 @@ int train_report_step(struct run *r, const struct train_step *s)
 {
     const struct train_options *o = r->o;
     double ms = (double)(report_now_ns() - s->start_ns) * 1e-6;
-    r->n_micro += r->accum * r->at.n_dp;
+    r->n_samples += r->accum * r->at.n_dp * o->batch;
     if (s->stop || (s->step & (s->step - 1)) == 0)
         measure_memory(r);
     struct report_step reported_step = {
@@ -249,9 +249,14 @@ void train_introduce(const struct run *r)
 {
     char how[N_HOW];
     how_it_runs(r, how);
-    report_text(&r->report, "%s: %.2f million parameters, %s, %s; %s of text in %lld files\n",
-                r->o->model.name, (double)gpt2_n_params(&r->o->model.config) * 1e-6, GPT2_DTYPE_NAME, how,
-                report_bytes(r->data.n_bytes).text, (long long)r->data.n_files);
+    report_text(&r->report, "%s: %.2f million parameters, %s, %s; ", r->o->model.name,
+                (double)gpt2_n_params(&r->o->model.config) * 1e-6, GPT2_DTYPE_NAME, how);
+    if (r->tokens.n_files)
+        report_text(&r->report, "%lld tokens in %d files, %lld rows\n", (long long)r->tokens.n_tokens,
+                    r->tokens.n_files, (long long)r->tokens.n_rows);
+    else
+        report_text(&r->report, "%s of text in %lld files\n", report_bytes(r->data.n_bytes).text,
+                    (long long)r->data.n_files);
 }
 
 int train_end(struct run *r, double loss)

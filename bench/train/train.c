@@ -134,7 +134,7 @@ static int train_step(struct run *r, struct train_step *s)
 {
     struct gpt2 *m = &r->model[0];
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
-        TRY(train_next_text(r, m, micro_batch));
+        TRY(train_next_rows(r, m, micro_batch));
         TRY(forward(r, m));
         TRY(backward(r, m));
     }

@@ -11,6 +11,12 @@
 
 #define TRAIN_MAX_STEP_MS 64 /* as many values as zero_mean takes */
 
+/* Files that the command line names. */
+struct train_files {
+    const char **paths;
+    int n;
+};
+
 struct train_options {
     struct model_options model;
     enum zero_dtype dtype;
@@ -25,8 +31,12 @@ struct train_options {
     /* training stops after the step during which this time passes; 0: no limit */
     double seconds;
     uint64_t seed;
-    const char **paths;
-    int n_paths;
+    /* text, of which a byte is a token; or files of tokens (token_data.h), instead of it */
+    struct train_files data, tokens;
+    /* bytes of an id in tokens; 0: a header says it */
+    int64_t token_bytes;
+    /* while options are read: the list that further words belong to; NULL: data */
+    struct train_files *listing;
 
     enum zero_optimizer optimizer;
     double lr, beta1, beta2, weight_decay, clip;
@@ -106,11 +116,12 @@ int32_t train_call_order(struct zero_call *out, const struct gpt2_config *stage)
  * libzero adds them up, or if a step has one micro-batch. */
 bool train_stores_every_micro_batch(const struct train_options *o);
 
-/* The position of a run in its text, which a checkpoint contains. */
+/* The position of a run in its data, which a checkpoint contains. */
 struct train_position {
     uint64_t seed;
     /* so far; a sample is a row of a micro-batch */
     int64_t step, samples;
+    /* bytes of text, or tokens of files */
     int64_t text_bytes;
     /* micro-batches of a step when the run began */
     int64_t per_step;

@@ -12,15 +12,35 @@
 
 #define UNSET (-1.0)
 
-static error_t add_path(struct argp_state *state, const struct option_row *row, char *path, void *options)
+/* Adds a file to the list at `to`. A word that is not an option belongs to the list before it. */
+static error_t add_file(struct argp_state *state, const struct option_row *row, char *path, void *to)
 {
-    (void)state, (void)row;
-    struct train_options *o = options;
-    const char **paths = realloc(o->paths, (size_t)(o->n_paths + 1) * sizeof *paths);
+    (void)state;
+    struct train_options *o = (void *)((char *)to - (row ? row->at : 0));
+    struct train_files *list = row ? to : o->listing ? o->listing : &o->data;
+    const char **paths = realloc(list->paths, (size_t)(list->n + 1) * sizeof *paths);
     if (!paths)
         return ENOMEM;
-    o->paths = paths;
-    o->paths[o->n_paths++] = path;
+    o->listing = list;
+    list->paths = paths;
+    list->paths[list->n++] = path;
+    return 0;
+}
+
+/* Refuses options for data that do not go together. */
+static error_t check_data(struct argp_state *state, const struct train_options *o)
+{
+    if (o->tokens.n && o->data.n)
+        return option_fault(state, "--data: not with --tokens");
+    if (!o->tokens.n && o->token_bytes)
+        return option_fault(state, "--token-bytes: is of the files of --tokens");
+    if (o->token_bytes && o->token_bytes != 2 && o->token_bytes != 4)
+        return option_fault(state, "--token-bytes: is 2 or 4");
+    if (o->tokens.n && o->documents)
+        return option_fault(state, "--documents: not with --tokens");
+    if (!o->tokens.n && o->model.config.vocab < 256)
+        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
+                            (long long)o->model.config.vocab);
     return 0;
 }
 
@@ -35,9 +55,9 @@ static error_t finish(struct argp_state *state, void *options)
     }
     o->model.config.documents = o->documents > 0;
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
-    if (o->model.config.vocab < 256)
-        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
-                            (long long)o->model.config.vocab);
+    error_t err = check_data(state, o);
+    if (err)
+        return err;
     if (!o->save && (o->save_every || o->keep || o->save_async || (o->load && !strcmp(o->load, "latest"))))
         return option_fault(state,
                             "--save: is needed by --save-every, --save-async, --keep and --load latest");
@@ -76,13 +96,20 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
-#define OPTION_STRUCT struct train_options
+#define OPTION_STRUCT       struct train_options
+#define OPTION_FILES(field) .read = add_file, .at = OPTION_AT(OPTION_STRUCT, field, struct train_files : 0)
 static const struct option_row rows[] = {
     {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)", OPTION_WORD(dtype, option_dtypes)},
     {.help = "Training:"},
     {"data", "PATH",
      "A file of text, or a folder of them; more may follow (the C headers under /usr/include)",
-     OPTION_BY(add_path)},
+     OPTION_FILES(data)},
+    {"tokens", "FILE",
+     "Instead, a file of token ids, in the format of llm.c; more may follow. Each epoch takes all rows in "
+     "another order",
+     OPTION_FILES(tokens)},
+    {"token-bytes", "2|4", "These files have no header; each id is an unsigned integer of so many bytes",
+     OPTION_INT(token_bytes, 2, 4)},
     {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(batch, 1, 1000000)},
     {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(accum, 1, 100000)},
     {"documents", "N", "Rows are packs of documents of about N tokens, which do not see each other",
@@ -172,10 +199,10 @@ static const struct option_row rows[] = {
 
 static const struct option_table table = {
     .rows = rows,
-    .doc = "Trains a GPT-2 on the bytes of text files, on as many ranks as zero-run (or torchrun, "
-           "mpirun, srun) starts.",
+    .doc = "Trains a GPT-2 on the bytes of text files, or on files of tokens, on as many ranks as zero-run "
+           "(or torchrun, mpirun, srun) starts.",
     .args_doc = "[PATH...]",
-    .read_word = add_path,
+    .read_word = add_file,
     .finish = finish,
     OPTIONS_WITH_MODEL(struct train_options, model),
 };
@@ -216,6 +243,7 @@ int train_command(const char *name, int argc, char **argv)
     int status = options_parse(&table, name, argc, argv, &o);
     if (!status)
         status = o.dtype == ZERO_BF16 ? train_run_bf16(&o) : train_run_f32(&o);
-    free(o.paths);
+    free(o.data.paths);
+    free(o.tokens.paths);
     return status;
 }

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""zero-bench train on files of tokens: the same bits over worlds and after a resume in the middle of an epoch,
+and wrong files refused by name."""
+import os
+import random
+import struct
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from bench_program import TEXT, ZERO_BENCH, ZERO_RUN, bench, run, train  # noqa: E402
+
+VOCAB, CONTEXT = 300, 16
+MODEL = ['--layers=2', '--heads=2', '--channels=32', f'--context={CONTEXT}', f'--vocab={VOCAB}', '--batch=1']
+
+
+def ids_of(n, seed=1):
+    """Draws n ids that a model can learn something of: most follow from the one before."""
+    draw, ids = random.Random(seed), [0]
+    while len(ids) < n:
+        ids.append((ids[-1] * 7 + 3) % VOCAB if draw.random() < 0.6 else draw.randrange(VOCAB))
+    return ids
+
+
+def header(magic, version, n):
+    return struct.pack('<3i', magic, version, n).ljust(1024, b'\0')
+
+
+def llmc(ids):
+    return header(20240520, 1, len(ids)) + struct.pack(f'<{len(ids)}H', *ids)
+
+
+class Case(unittest.TestCase):
+    """Has a folder for files."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def put(self, name, content):
+        path = os.path.join(self.folder, name)
+        with open(path, 'wb') as f:
+            f.write(content)
+        return path
+
+    def refused(self, args, *why, world=1):
+        command = [ZERO_BENCH, 'train', *MODEL, *map(str, args)]
+        done = run(command if world == 1 else [ZERO_RUN, '-n', str(world), '--raw', *command])
+        self.assertEqual(done.returncode, 2, done.stderr)
+        for text in why:
+            self.assertIn(str(text), done.stderr)
+
+
+def result(world, *args):
+    """Returns what must agree: every loss and gradient norm, and the hash of the state."""
+    steps, summary = train(world, *MODEL, *args)
+    return [(s['step'], s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']
+
+
+class Tokens(Case):
+    def test_formats_have_the_same_rows(self):
+        ids = ids_of(1000)
+        two, four = struct.pack('<1000H', *ids), struct.pack('<1000I', *ids)
+        want = result(1, '--steps=4', '--tokens', self.put('a', llmc(ids)))
+        for name, content, more in [('b', header(20240801, 7, 1000) + four, []), ('c', two, ['--token-bytes=2']), ('d', four, ['--token-bytes=4'])]:
+            self.assertEqual(result(1, '--steps=4', '--tokens', self.put(name, content), *more), want, name)
+        self.assertEqual(result(1, '--steps=4', '--tokens', self.put('e', llmc(ids)), '--plain')[1], want[1])
+
+    def test_several_files(self):
+        """Words after a file belong to its list, before and after other options."""
+        a, b = self.put('a', llmc(ids_of(500))), self.put('b', llmc(ids_of(500, seed=2)))
+        want = result(1, '--steps=4', '--tokens', a, '--tokens', b)
+        self.assertEqual(result(1, '--steps=4', '--tokens', a, b), want)
+        self.assertEqual(result(1, '--tokens', a, '--steps=4', b), want)
+        self.assertNotEqual(result(1, '--steps=4', '--tokens', a), want)
+
+    def test_worlds_and_meshes(self):
+        """Two epochs of the rows that a step's micro-batches share, however ranks divide them."""
+        data = ['--tokens', self.put('a', llmc(ids_of(20 * CONTEXT + 1))), '--steps=10']
+        want = result(1, '--accum=4', '--stage=0', *data)
+        for world, *how in [(2, '--accum=2', '--stage=3'), (4, '--accum=1', '--stage=1'), (1, '--accum=2', '--batch=2')]:
+            got = result(world, *how, *data)
+            if '--batch=2' in how:  # gradients are added in another order
+                for (_, a, _), (_, b, _) in zip(got[0], want[0]):
+                    self.assertAlmostEqual(a, b, delta=1e-4)
+            else:
+                self.assertEqual(got, want, how)
+        self.assertEqual(result(2, '--accum=4', '--pp=2', '--stage=1', *data), want)
+
+    def test_an_epoch_takes_each_row_once(self):
+        """Without learning, a row has the same loss whenever it comes. Epochs and seeds differ in the order."""
+        data = ['--tokens', self.put('a', llmc(ids_of(12 * CONTEXT + 1))), '--lr=0', '--weight-decay=0', '--steps=24']
+        orders = []
+        for seed in (1, 2):
+            losses = [s['loss'] for s in train(1, *MODEL, *data, f'--seed={seed}')[0]]
+            self.assertEqual(sorted(losses[:12]), sorted(losses[12:]))
+            self.assertEqual(len(set(losses)), 12)
+            orders += [[sorted(losses[:12]).index(x) for x in epoch] for epoch in (losses[:12], losses[12:])]
+        self.assertEqual(len(set(map(tuple, orders))), 4)
+
+    def test_resume_in_the_middle_of_an_epoch(self):
+        data = ['--tokens', self.put('a', llmc(ids_of(30 * CONTEXT + 1))), '--save', os.path.join(self.folder, 'ckpt')]
+        want = result(1, '--accum=4', '--steps=12', *data[:2])
+        result(2, '--accum=2', '--steps=5', *data)  # 20 of 30 rows
+        steps, state = result(4, '--accum=1', '--steps=9', '--load=latest', *data)  # and 36
+        self.assertEqual(steps, want[0][5:9])
+        steps, state = result(1, '--accum=4', '--steps=12', '--load=latest', *data)
+        self.assertEqual((steps, state), (want[0][9:], want[1]))
+
+    def test_resume_with_another_batch(self):
+        """Rows are counted, not batches: none is left out or taken twice."""
+        data = ['--tokens', self.put('a', llmc(ids_of(12 * CONTEXT + 1))), '--save', os.path.join(self.folder, 'ckpt'), '--lr=0', '--weight-decay=0']
+        rows = [s['loss'] for s in train(1, *MODEL, *data[:2], *data[4:], '--steps=12')[0]]
+        train(1, *MODEL, *data, '--steps=3')
+        pairs = [s['loss'] for s in train(1, *MODEL, *data, '--steps=7', '--batch=2', '--load=latest')[0]]
+        for i, pair in enumerate(pairs):
+            self.assertAlmostEqual(pair, (rows[3 + 2 * i] + rows[4 + 2 * i]) / 2, delta=1e-5)
+
+    def test_other_tokens_are_not_gone_on_with(self):
+        save = ['--save', os.path.join(self.folder, 'ckpt'), '--load=latest']
+        train(1, *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1', *save)
+        self.refused(['--tokens', self.put('b', llmc(ids_of(501))), '--steps=2', *save], '--load', '500 tokens', '501')
+
+    def test_bad_files(self):
+        good = self.put('good', llmc(ids_of(500)))
+        whole = llmc(ids_of(500))
+        for name, content, why in [('empty', b'', 'the file is empty'), ('magic', struct.pack('<256i', *[7] * 256), 'begins with 7'),
+                                   ('truncated', whole[:-1], 'its header says 500 tokens'), ('longer', whole + b'xx', 'its header says 500 tokens'),
+                                   ('version', header(20240520, 3, 500) + whole[1024:], 'version 3'), ('head', whole[:100], '100 bytes are less'),
+                                   ('short', llmc(ids_of(CONTEXT)), None)]:
+            path = self.put(name, content)
+            if why:
+                self.refused(['--tokens', good, path], path, why)
+                self.refused(['--tokens', good, path, '--stage=3'], path, why, world=2)
+            else:
+                self.refused(['--tokens', path], path, f'{CONTEXT} tokens are less than a row, which takes {CONTEXT + 1}')
+        self.refused(['--tokens', good + '.none'], good + '.none', 'No such file')
+        odd = self.put('odd', b'123')
+        self.refused(['--tokens', odd, '--token-bytes=2'], odd, '3 bytes')
+
+    def test_ids_out_of_range(self):
+        ids = ids_of(500)
+        ids[77] = VOCAB
+        path = self.put('a', llmc(ids))
+        for how in (['--plain'], ['--stage=1']):
+            self.refused(['--tokens', path, *how], path, f'token 77 has id {VOCAB}, but the model has {VOCAB} ids')
+        self.refused(['--tokens', path, '--stage=3'], path, f'token 77 has id {VOCAB}', world=2)
+
+    def test_options(self):
+        path = self.put('a', llmc(ids_of(500)))
+        for args, why in [(['--tokens', path, '--data', TEXT], '--data: not with --tokens'), (['--token-bytes=2'], '--token-bytes: is of'),
+                          (['--tokens', path, '--token-bytes=3'], '--token-bytes: is 2 or 4'),
+                          (['--vocab=255'], '--vocab: 255 ids are too few for bytes')]:
+            self.refused(args, why)
+        self.assertEqual(bench('train', *MODEL, '--vocab=300', '--tokens', path, '--steps=1').returncode, 0)
+
+    def test_told(self):
+        done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1')
+        self.assertIn('500 tokens in 1 files, 31 rows', done.stdout)
+
+
+if __name__ == '__main__':
+    unittest.main(verbosity=1)
