@@ -25,7 +25,8 @@ int train_load_data(struct run *r)
     const struct train_options *o = r->o;
     const struct gpt2_config *c = &o->model.config;
     int64_t n = o->batch * c->context;
-    r->tokens = (struct token_data){.context = c->context, .vocab = c->vocab};
+    r->tokens = (struct token_data){
+        .context = c->context, .vocab = c->vocab, .documents = c->documents, .end_token = o->end_token};
     TRY(o->tokens.n ? token_data_open(&r->tokens, o->tokens.paths, o->tokens.n, o->token_bytes)
                     : load_text(r));
     TRY(ZR_ALLOC(r->whole.tokens, 3 * n, "rows of text"));

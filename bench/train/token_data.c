@@ -19,7 +19,8 @@ enum { HEADER_BYTES = 256 * sizeof(int32_t) };
 static const struct {
     int32_t magic, version;
     int id_bytes;
-} headers[] = {{20240520, 1, 2}, {20240801, 7, 4}};
+    int64_t end_token;
+} headers[] = {{20240520, 1, 2, 50256}, {20240801, 7, 4, -1}};
 
 /* Maps a regular file that is not empty. The caller unmaps it. */
 static int map_file(const char *path, void **map, size_t *n_bytes)
@@ -63,6 +64,7 @@ static int read_header(struct token_file *f)
         return zr_fail(ZERO_ERR_ARG, "%s: has version %d, but only version %d of %d is known", f->path, h[1],
                        headers[kind].version, h[0]);
     f->id_bytes = headers[kind].id_bytes;
+    f->end_token = headers[kind].end_token;
     f->n_tokens = h[2];
     f->ids = (const uint8_t *)f->map + HEADER_BYTES;
     int64_t want = HEADER_BYTES + f->n_tokens * f->id_bytes;
@@ -79,6 +81,7 @@ static int open_file(struct token_file *f, int64_t id_bytes)
         return read_header(f);
     f->ids = f->map;
     f->id_bytes = (int)id_bytes;
+    f->end_token = -1;
     f->n_tokens = (int64_t)f->map_bytes / id_bytes;
     if (f->n_tokens * id_bytes != (int64_t)f->map_bytes)
         return zr_fail(ZERO_ERR_ARG, "%s: %lld bytes are not a whole number of ids of --token-bytes %lld",
@@ -93,6 +96,11 @@ static int open_files(struct token_data *d, const char *const *paths, int n_path
         struct token_file *f = &d->files[d->n_files];
         f->path = paths[d->n_files++];
         ZR_TRY(open_file(f, id_bytes));
+        f->end_token = d->end_token >= 0 ? d->end_token : f->end_token;
+        if (d->documents && f->end_token < 0)
+            return zr_fail(ZERO_ERR_ARG,
+                           "%s: its format has no end token, at which documents end; --end-token names it",
+                           f->path);
         f->n_rows = f->n_tokens ? (f->n_tokens - 1) / d->context : 0;
         d->n_tokens += f->n_tokens;
         d->n_rows += f->n_rows;
@@ -149,7 +157,7 @@ static const struct token_file *file_of(const struct token_data *d, int64_t row,
 
 int token_data_row(const struct token_data *d, int64_t row, const struct token_rows *out)
 {
-    int64_t first;
+    int64_t first, start = 0;
     const struct token_file *f = file_of(d, row, &first);
     for (int64_t t = 0; t <= d->context; t++) {
         int64_t id = id_at(f, first + t);
@@ -160,8 +168,10 @@ int token_data_row(const struct token_data *d, int64_t row, const struct token_r
             out->targets[t - 1] = (int32_t)id;
         if (t < d->context) {
             out->tokens[t] = (int32_t)id;
-            out->document_start[t] = 0;
+            out->document_start[t] = (int32_t)start;
         }
+        if (d->documents && id == f->end_token)
+            start = t + 1;
     }
     return 0;
 }

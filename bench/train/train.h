@@ -9,7 +9,8 @@
 
 #include <stdbool.h>
 
-#define TRAIN_MAX_STEP_MS 64 /* as many values as zero_mean takes */
+#define TRAIN_MAX_STEP_MS   64 /* as many values as zero_mean takes */
+#define TRAIN_DOCUMENTS_END (-1)
 
 /* Files that the command line names. */
 struct train_files {
@@ -25,7 +26,8 @@ struct train_options {
     int64_t batch;
     /* micro-batches of a rank in a step */
     int64_t accum;
-    /* about so many tokens in each document of a row; 0: a row is one piece of text */
+    /* about so many tokens in each document of a row; 0: a row is one piece of text;
+     * TRAIN_DOCUMENTS_END: documents of the files of tokens */
     int64_t documents;
     int64_t steps;
     /* training stops after the step during which this time passes; 0: no limit */
@@ -35,6 +37,8 @@ struct train_options {
     struct train_files data, tokens;
     /* bytes of an id in tokens; 0: a header says it */
     int64_t token_bytes;
+    /* the id that ends a document in tokens; -1: the format's */
+    int64_t end_token;
     /* while options are read: the list that further words belong to; NULL: data */
     struct train_files *listing;
 

@@ -27,17 +27,27 @@ static error_t add_file(struct argp_state *state, const struct option_row *row, 
     return 0;
 }
 
+static error_t read_documents(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    struct train_options *o = to;
+    if (strcmp(arg, "end") != 0)
+        return option_int(state, row, arg, &o->documents);
+    o->documents = TRAIN_DOCUMENTS_END;
+    return 0;
+}
+
 /* Refuses options for data that do not go together. */
 static error_t check_data(struct argp_state *state, const struct train_options *o)
 {
     if (o->tokens.n && o->data.n)
         return option_fault(state, "--data: not with --tokens");
-    if (!o->tokens.n && o->token_bytes)
-        return option_fault(state, "--token-bytes: is of the files of --tokens");
+    if (!o->tokens.n && (o->token_bytes || o->end_token >= 0))
+        return option_fault(state, "--%s: is of the files of --tokens",
+                            o->token_bytes ? "token-bytes" : "end-token");
     if (o->token_bytes && o->token_bytes != 2 && o->token_bytes != 4)
         return option_fault(state, "--token-bytes: is 2 or 4");
-    if (o->tokens.n && o->documents)
-        return option_fault(state, "--documents: not with --tokens");
+    if (o->documents && (o->documents == TRAIN_DOCUMENTS_END) != (o->tokens.n > 0))
+        return option_fault(state, "--documents: is 'end' with --tokens, and a number of bytes without");
     if (!o->tokens.n && o->model.config.vocab < 256)
         return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
                             (long long)o->model.config.vocab);
@@ -53,7 +63,7 @@ static error_t finish(struct argp_state *state, void *options)
         const struct zr_optimizer_kind *kind = zr_optimizer_kind((enum zero_optimizer)o->optimizer);
         o->beta2 = kind->bias_correction ? 0.95 : (double)kind->beta2;
     }
-    o->model.config.documents = o->documents > 0;
+    o->model.config.documents = o->documents != 0;
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
     error_t err = check_data(state, o);
     if (err)
@@ -110,10 +120,14 @@ static const struct option_row rows[] = {
      OPTION_FILES(tokens)},
     {"token-bytes", "2|4", "These files have no header; each id is an unsigned integer of so many bytes",
      OPTION_INT(token_bytes, 2, 4)},
+    {"end-token", "ID", "Ends a document in them (50256 in llm.c's files of GPT-2, else none)",
+     OPTION_INT(end_token, 0, INT32_MAX)},
     {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(batch, 1, 1000000)},
     {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(accum, 1, 100000)},
-    {"documents", "N", "Rows are packs of documents of about N tokens, which do not see each other",
-     OPTION_INT(documents, 1, 1000000)},
+    {"documents", "N|end",
+     "Rows are packs of documents, which do not see each other: of about N bytes of text, or until an end "
+     "token",
+     OPTION_BY(read_documents), .min = 1, .max = 1000000},
     {"steps", "N", "Steps (100; no limit with --seconds)", OPTION_INT(steps, 1, INT64_MAX / 2)},
     {"seconds", "N", "Stop at the step during which this long has passed",
      OPTION_DOUBLE(seconds, 0.001, 1e9)},
@@ -216,6 +230,7 @@ struct train_options train_defaults(const struct model_options *model)
         .accum = 1,
         .steps = 100,
         .seed = 1,
+        .end_token = -1,
         .optimizer = ZERO_ADAMW,
         .lr = model->default_lr,
         .beta1 = 0.9,

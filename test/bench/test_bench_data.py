@@ -146,7 +146,9 @@ class Tokens(Case):
         path = self.put('a', llmc(ids))
         for how in (['--plain'], ['--stage=1']):
             self.refused(['--tokens', path, *how], path, f'token 77 has id {VOCAB}, but the model has {VOCAB} ids')
-        self.refused(['--tokens', path, '--stage=3'], path, f'token 77 has id {VOCAB}', world=2)
+        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *MODEL, '--tokens', path])
+        self.assertNotEqual(done.returncode, 0)  # that of the rank that ends first
+        self.assertIn(f'{path}: token 77 has id {VOCAB}', done.stderr)
 
     def test_options(self):
         path = self.put('a', llmc(ids_of(500)))
@@ -155,6 +157,38 @@ class Tokens(Case):
                           (['--vocab=255'], '--vocab: 255 ids are too few for bytes')]:
             self.refused(args, why)
         self.assertEqual(bench('train', *MODEL, '--vocab=300', '--tokens', path, '--steps=1').returncode, 0)
+
+    def test_documents(self):
+        """Documents do not see each other: what a row's second document adds to the loss does not depend on its
+        first one, once a model is trained."""
+        draw, half, save = random.Random(3), CONTEXT // 2, ['--save', os.path.join(self.folder, 'ckpt')]
+        first = [[draw.randrange(299) for _ in range(half - 1)] + [299] for _ in range(2)]
+        second = [[7] + [draw.randrange(299) for _ in range(half)] for _ in range(2)]
+        rows = [a + b for a in first for b in second]
+        for how, independent in ((['--documents=end', '--end-token=299'], True), ([], False)):
+            train(1, *MODEL, '--tokens', *(self.put(f'{i}', llmc(row)) for i, row in enumerate(rows)), '--steps=80', '--lr=0.01', *save, *how)
+            args = ['--steps=81', '--lr=0', '--weight-decay=0', '--load', *save[1:], *how]
+            loss = [train(1, *MODEL, '--tokens', *[self.put('x', llmc(row))] * 4, *args)[0][0]['loss'] for row in rows]
+            interaction = abs(loss[0] - loss[1] - loss[2] + loss[3])
+            self.assertEqual(interaction < 1e-5, independent, interaction)
+
+    def test_documents_over_meshes(self):
+        ids = ids_of(12 * CONTEXT + 1)
+        ids[::7] = [299] * len(ids[::7])
+        data = ['--tokens', self.put('a', llmc(ids)), '--steps=4', '--documents=end', '--end-token=299']
+        want = result(1, '--accum=4', '--stage=0', *data)
+        self.assertNotEqual(result(1, '--accum=4', '--stage=0', *data[:3]), want)
+        self.assertEqual(result(1, '--plain', *data)[1], result(1, '--stage=2', *data)[1])
+        self.assertEqual(result(4, '--stage=3', *data), want)
+        self.assertEqual(result(2, '--accum=4', '--pp=2', *data), want)
+        cp = result(2, '--accum=4', '--cp=2', *data)
+        for (_, a, _), (_, b, _) in zip(cp[0], want[0]):
+            self.assertAlmostEqual(a, b, delta=1e-5)
+        self.refused(['--tokens', self.put('b', llmc(ids)[1024:]), '--token-bytes=2', '--documents=end'], 'b: its format has no end token', '--end-token')
+        self.refused([*data[:3], '--documents=9'], "--documents: is 'end' with --tokens")
+        self.refused(['--documents=end'], "--documents: is 'end' with --tokens")
+        self.refused(['--documents=x'], "--documents: 'x' is not a whole number")
+        self.refused(['--end-token=3'], '--end-token: is of')
 
     def test_told(self):
         done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1')

@@ -58,7 +58,7 @@ static int remove_folder(void **state)
 
 static int open_paths(struct token_data *d, const char *const *paths, int n, int64_t id_bytes)
 {
-    *d = (struct token_data){.context = T, .vocab = VOCAB};
+    *d = (struct token_data){.context = T, .vocab = VOCAB, .end_token = -1};
     return token_data_open(d, paths, n, id_bytes);
 }
 
@@ -160,6 +160,49 @@ static void an_id_out_of_range_is_named(void **state)
     token_data_close(&d);
 }
 
+static void check_starts(const struct token_data *d, int64_t row, const int32_t want[T])
+{
+    int32_t room[2 * T], start[T];
+    const struct token_rows out = {room, room + T, start};
+    assert_int_equal(token_data_row(d, row, &out), 0);
+    assert_memory_equal(start, want, sizeof start);
+    for (int t = 0; t < T - 1; t++) /* a document's last target is what follows, as in a row */
+        assert_int_equal(room[T + t], room[t + 1]);
+}
+
+static void documents_end_at_an_end_token(void **state)
+{
+    (void)state;
+    const uint16_t ids[] = {5, 9, 6, 9, 9, 9, 7, 8, 3};
+    const char *path = put("a", 20240520, 1, 9, 0, 2, 0);
+    FILE *f = fopen(path, "ab");
+    assert_int_equal(fwrite(ids, sizeof ids, 1, f), 1);
+    fclose(f);
+    struct token_data d = {.context = T, .vocab = VOCAB, .documents = true, .end_token = 9};
+    assert_int_equal(token_data_open(&d, &path, 1, 0), 0);
+    check_starts(&d, 0, (const int32_t[]){0, 0, 2, 2});
+    check_starts(&d, 1, (const int32_t[]){0, 1, 2, 2}); /* the second row begins with an end token */
+    token_data_close(&d);
+    d = (struct token_data){.context = T, .vocab = VOCAB, .documents = false, .end_token = 9};
+    assert_int_equal(token_data_open(&d, &path, 1, 0), 0);
+    check_starts(&d, 0, (const int32_t[]){0, 0, 0, 0});
+    token_data_close(&d);
+}
+
+static void end_tokens_of_formats(void **state)
+{
+    (void)state;
+    const char *gpt2 = put("a", 20240520, 1, 9, 9, 2, 50252), *llama = put("b", 20240801, 7, 9, 9, 4, 0);
+    struct token_data d = {.context = T, .vocab = 60000, .documents = true, .end_token = -1};
+    assert_int_equal(token_data_open(&d, &gpt2, 1, 0), 0);
+    check_starts(&d, 1, (const int32_t[]){0, 1, 1, 1});
+    token_data_close(&d);
+    d = (struct token_data){.context = T, .vocab = 60000, .documents = true, .end_token = -1};
+    assert_int_equal(token_data_open(&d, &llama, 1, 0), ZERO_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), llama));
+    assert_non_null(strstr(zr_error_text(), "--end-token"));
+}
+
 static void a_shuffle_takes_each_row_once(void **state)
 {
     (void)state;
@@ -212,6 +255,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(files_are_cut_into_rows),       cmocka_unit_test(files_without_a_header),
         cmocka_unit_test(wrong_files_are_refused),       cmocka_unit_test(an_id_out_of_range_is_named),
+        cmocka_unit_test(documents_end_at_an_end_token), cmocka_unit_test(end_tokens_of_formats),
         cmocka_unit_test(a_shuffle_takes_each_row_once), cmocka_unit_test(orders_look_random),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
