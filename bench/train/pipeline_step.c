@@ -98,12 +98,12 @@ int pipeline_train_step(struct run *r, struct train_step *s)
         TRY(act(r, &a));
         TRY_ZERO(zero_next(r->z, &a));
     }
-    double values[2] = {0.0, train_time_is_up(r) ? 1.0 : 0.0};
+    double values[3] = {0.0, train_time_is_up(r) ? 1.0 : 0.0, r->counted};
     TRY(gpt2_send_loss(last));
     TRY(gpt2_take_loss(last, &values[0]));
-    TRY_ZERO(zero_carry(r->z, values, 2));
+    TRY_ZERO(zero_carry(r->z, values, 3));
     TRY_ZERO(zero_step(r->z, s->lr, &s->info));
-    s->loss = s->info.carried[0] / (double)r->accum;
+    s->loss = train_mean_loss(r, s->info.carried[0], s->info.carried[2]);
     s->stop = s->info.carried[1] > 0.0;
     return 0;
 }

@@ -51,6 +51,8 @@ struct run {
     int64_t accum;
     /* rows of all ranks so far; micro-batches of all ranks in a step when the run began */
     int64_t n_samples, per_step;
+    /* with masks: tokens of this rank's micro-batches that count in the loss of this step */
+    double counted;
     int64_t peak_resident, peak_device, start_ns;
     /* as train_stores_every_micro_batch says */
     bool stores_each;
@@ -100,11 +102,19 @@ bool pipeline_has_two_parts(const struct run *r);
 /* Opens the memory for the micro-batches that each pipeline stage keeps. */
 int pipeline_keep(struct run *r);
 
-/* ---- files.c ---- */
+/* ---- data.c ---- */
 
 int train_load_data(struct run *r);
+/* Before a step with masks: counts the tokens of this rank's micro-batches that count in the loss, and tells
+ * the models their weight. */
+int train_count_tokens(struct run *r);
 /* Chooses the rows of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
 int train_next_rows(struct run *r, struct gpt2 *m, int64_t micro_batch);
+/* Bytes of text, or tokens of files. A checkpoint contains it. */
+int64_t train_data_size(const struct run *r);
+
+/* ---- files.c ---- */
+
 /* Saves a checkpoint after so many steps, if one is due then; stop: these were the last. */
 int train_save(struct run *r, int64_t steps_done, bool stop);
 /* Goes on from --load's checkpoint, which was saved after *step steps. */
@@ -117,6 +127,9 @@ int train_export(struct run *r);
 
 /* Prints what runs, and how. */
 void train_introduce(const struct run *r);
+/* A mean loss: of the sum of losses and the number of tokens that zero_mean or zero_carry return. The sum is
+ * of the mean of each micro-batch. */
+double train_mean_loss(const struct run *r, double sum, double counted);
 /* After the optimizer: s->loss becomes the mean over the ranks, and s->stop what rank 0's clock says. */
 int train_take_loss(struct run *r, struct train_step *s);
 bool train_time_is_up(const struct run *r);

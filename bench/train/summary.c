@@ -24,19 +24,24 @@ bool train_time_is_up(const struct run *r)
     return o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds;
 }
 
+double train_mean_loss(const struct run *r, double sum, double counted)
+{
+    return r->o->masks.n ? sum * (double)gpt2_own_tokens(&r->model[0]) / counted : sum / (double)r->accum;
+}
+
 int train_take_loss(struct run *r, struct train_step *s)
 {
     profile_step(r->o->profile, s->step + 1, s->step + 1 == r->o->steps);
-    double values[2] = {0.0, r->at.dp == 0 && train_time_is_up(r) ? 1.0 : 0.0};
+    double values[3] = {0.0, r->at.dp == 0 && train_time_is_up(r) ? 1.0 : 0.0, r->counted};
     TRY(gpt2_take_loss(&r->model[0], &values[0])); /* on a GPU it arrives with the norm */
     profile_enter(r->o->profile, r->z ? PROFILE_EXPOSED : PROFILE_REST);
     if (r->z)
-        TRY_ZERO(zero_mean(r->z, values, 2));
+        TRY_ZERO(zero_mean(r->z, values, 3));
     float stop = values[1] > 0.0;
     if (r->z) /* each rank of a tp group has read its own clock */
         TRY(train_reduce_tp(&r->model[0], &stop, 1, true));
     profile_enter(r->o->profile, PROFILE_REST);
-    s->loss = values[0] / (double)r->accum;
+    s->loss = train_mean_loss(r, values[0], values[2]);
     s->stop = stop > 0.0f;
     return 0;
 }

@@ -120,11 +120,33 @@ int token_data_open(struct token_data *d, const char *const *paths, int n_paths,
     return err;
 }
 
+int token_data_open_masks(struct token_data *d, const char *const *paths, int n_paths)
+{
+    if (n_paths != d->n_files)
+        return zr_fail(ZERO_ERR_ARG, "%d masks are given for %d files of tokens", n_paths, d->n_files);
+    for (int i = 0; i < n_paths; i++) {
+        struct token_file *f = &d->files[i];
+        void *map = NULL;
+        size_t n_bytes = 0;
+        ZR_TRY(map_file(paths[i], &map, &n_bytes));
+        if ((int64_t)n_bytes != f->n_tokens) {
+            munmap(map, n_bytes);
+            return zr_fail(ZERO_ERR_ARG, "%s: a mask of %lld bytes, but %s has %lld tokens", paths[i],
+                           (long long)n_bytes, f->path, (long long)f->n_tokens);
+        }
+        f->mask = map;
+    }
+    return 0;
+}
+
 void token_data_close(struct token_data *d)
 {
-    for (int i = 0; i < d->n_files; i++)
+    for (int i = 0; i < d->n_files; i++) {
         if (d->files[i].map)
             munmap(d->files[i].map, d->files[i].map_bytes);
+        if (d->files[i].mask)
+            munmap(d->files[i].mask, (size_t)d->files[i].n_tokens);
+    }
     free(d->files);
     *d = (struct token_data){0};
 }
@@ -165,7 +187,7 @@ int token_data_row(const struct token_data *d, int64_t row, const struct token_r
             return zr_fail(ZERO_ERR_ARG, "%s: token %lld has id %lld, but the model has %lld ids", f->path,
                            (long long)(first + t), (long long)id, (long long)d->vocab);
         if (t > 0)
-            out->targets[t - 1] = (int32_t)id;
+            out->targets[t - 1] = f->mask && !f->mask[first + t] ? TOKEN_LEFT_OUT : (int32_t)id;
         if (t < d->context) {
             out->tokens[t] = (int32_t)id;
             out->document_start[t] = (int32_t)start;
@@ -174,6 +196,15 @@ int token_data_row(const struct token_data *d, int64_t row, const struct token_r
             start = t + 1;
     }
     return 0;
+}
+
+int64_t token_data_count(const struct token_data *d, int64_t row, int64_t from, int64_t n)
+{
+    int64_t first, count = 0;
+    const struct token_file *f = file_of(d, row, &first);
+    for (int64_t i = 1; f->mask && i <= n; i++)
+        count += f->mask[first + from + i] != 0;
+    return f->mask ? count : n;
 }
 
 /* A Feistel network permutes the numbers of an even number of bits, of which there are less than four times

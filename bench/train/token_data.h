@@ -11,8 +11,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Rows of tokens, (B, T) each: tokens, the token that follows each, and the position in its row at which the
- * token's document begins. */
+/* Rows of tokens, (B, T) each: tokens, the token that follows each, or TOKEN_LEFT_OUT if a mask leaves it
+ * out of the loss, and the position in its row at which the token's document begins. */
+enum { TOKEN_LEFT_OUT = -2 };
 struct token_rows {
     int32_t *tokens, *targets, *document_start;
 };
@@ -23,6 +24,8 @@ struct token_file {
     void *map;
     size_t map_bytes;
     const uint8_t *ids;
+    /* a byte for each token, which is 0 if the token does not count in the loss; NULL: all count */
+    uint8_t *mask;
     /* bytes of an id: 1, 2 or 4 */
     int id_bytes;
     /* the id that ends a document; -1: none */
@@ -51,11 +54,16 @@ struct token_data {
  * vocab, documents and end_token of d. Returns 0 or a zero_err whose message names the file. A set without a
  * single row is refused, and with documents a file without an end token. */
 int token_data_open(struct token_data *d, const char *const *paths, int n_paths, int64_t id_bytes);
+/* Maps a mask for each file. Returns 0 or a zero_err whose message names the file. */
+int token_data_open_masks(struct token_data *d, const char *const *paths, int n_paths);
 void token_data_close(struct token_data *d);
 
 /* Fills in one row, at the beginning of out's arrays. Returns 0, or a zero_err that names the file and the
  * position of an id that is not below vocab. */
 int token_data_row(const struct token_data *d, int64_t row, const struct token_rows *out);
+
+/* The number of targets of a row that count in the loss, among n from position `from` on. */
+int64_t token_data_count(const struct token_data *d, int64_t row, int64_t from, int64_t n);
 
 /* The number, below n, that is taken as the i-th of an epoch. Over all i from 0 to n - 1 these are all
  * numbers, each once, in an order that depends only on n, seed and epoch. There is no table. */

@@ -163,6 +163,7 @@ static int train_loop(struct run *r)
     while (!s.stop) {
         s.lr = learning_rate(o, s.step);
         s.start_ns = report_now_ns();
+        TRY(train_count_tokens(r));
         TRY(make_step(r, &s));
         s.step++;
         s.stop = s.stop || s.step == o->steps;

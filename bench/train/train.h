@@ -35,6 +35,8 @@ struct train_options {
     uint64_t seed;
     /* text, of which a byte is a token; or files of tokens (token_data.h), instead of it */
     struct train_files data, tokens;
+    /* for each file of tokens, which of its tokens count in the loss; none: all */
+    struct train_files masks;
     /* bytes of an id in tokens; 0: a header says it */
     int64_t token_bytes;
     /* the id that ends a document in tokens; -1: the format's */

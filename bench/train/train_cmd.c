@@ -41,9 +41,13 @@ static error_t check_data(struct argp_state *state, const struct train_options *
 {
     if (o->tokens.n && o->data.n)
         return option_fault(state, "--data: not with --tokens");
-    if (!o->tokens.n && (o->token_bytes || o->end_token >= 0))
+    if (!o->tokens.n && (o->token_bytes || o->end_token >= 0 || o->masks.n))
         return option_fault(state, "--%s: is of the files of --tokens",
-                            o->token_bytes ? "token-bytes" : "end-token");
+                            o->token_bytes ? "token-bytes"
+                            : o->masks.n   ? "mask"
+                                           : "end-token");
+    if (o->masks.n && o->masks.n != o->tokens.n)
+        return option_fault(state, "--mask: %d files, but --tokens has %d", o->masks.n, o->tokens.n);
     if (o->token_bytes && o->token_bytes != 2 && o->token_bytes != 4)
         return option_fault(state, "--token-bytes: is 2 or 4");
     if (o->documents && (o->documents == TRAIN_DOCUMENTS_END) != (o->tokens.n > 0))
@@ -122,6 +126,10 @@ static const struct option_row rows[] = {
      OPTION_INT(token_bytes, 2, 4)},
     {"end-token", "ID", "Ends a document in them (50256 in llm.c's files of GPT-2, else none)",
      OPTION_INT(end_token, 0, INT32_MAX)},
+    {"mask", "FILE",
+     "For each file of --tokens, in order, a file with a byte for each token: those with 0 do not count in "
+     "the loss",
+     OPTION_FILES(masks)},
     {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(batch, 1, 1000000)},
     {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(accum, 1, 100000)},
     {"documents", "N|end",
@@ -260,5 +268,6 @@ int train_command(const char *name, int argc, char **argv)
         status = o.dtype == ZERO_BF16 ? train_run_bf16(&o) : train_run_f32(&o);
     free(o.data.paths);
     free(o.tokens.paths);
+    free(o.masks.paths);
     return status;
 }

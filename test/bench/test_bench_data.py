@@ -190,6 +190,54 @@ class Tokens(Case):
         self.refused(['--documents=x'], "--documents: 'x' is not a whole number")
         self.refused(['--end-token=3'], '--end-token: is of')
 
+class Masks(Case):
+    def setUp(self):
+        super().setUp()
+        draw, ids = random.Random(5), ids_of(24 * CONTEXT + 1)
+        mask = bytes(draw.random() < 0.2 + 0.6 * (i // CONTEXT % 2) for i in range(len(ids)))
+        self.data = ['--tokens', self.put('a', llmc(ids)), '--mask', self.put('mask', mask)]
+        self.ones = ['--tokens', self.data[1], '--mask', self.put('ones', b'\1' * len(ids))]
+
+    def test_a_mask_of_ones_changes_nothing(self):
+        want = result(2, '--steps=4', '--accum=2', *self.data[:2])
+        self.assertEqual(result(2, '--steps=4', '--accum=2', *self.ones), want)
+
+    def test_the_loss_is_the_mean_over_counted_tokens(self):
+        """However ranks and micro-batches divide them, and with every other way to cut a model."""
+        self.assertNotEqual(result(1, '--accum=4', '--steps=6', *self.data[:2]), result(1, '--accum=4', '--steps=6', *self.data))
+        want = result(1, '--accum=4', '--steps=6', '--stage=1', *self.data)
+        for world, *how in [(2, '--accum=2', '--stage=3'), (4, '--stage=0'), (4, '--stage=3'), (2, '--accum=4', '--pp=2')]:
+            self.assertEqual(result(world, *how, '--steps=6', *self.data), want, how)
+        for world, *how in [(1, '--accum=4', '--plain'), (1, '--accum=1', '--batch=4'), (2, '--accum=4', '--tp=2'), (4, '--accum=2', '--cp=2')]:
+            got = result(world, *how, '--steps=6', *self.data)
+            for (_, a, norm), (_, b, want_norm) in zip(got[0], want[0]):
+                self.assertAlmostEqual(a, b, delta=2e-5, msg=how)
+                self.assertAlmostEqual(norm, want_norm, delta=1e-3 * want_norm, msg=how)
+
+    def test_what_is_left_out_changes_nothing(self):
+        """Two files differ in the targets of one row, which a mask leaves out: without --lr the losses are the
+        same, if the row's tokens are."""
+        ids = [random.Random(1).randrange(VOCAB) for _ in range(CONTEXT + 1)]
+        other = ids[:-1] + [(ids[-1] + 1) % VOCAB]
+        mask = ['--mask', self.put('m', b'\1' * CONTEXT + b'\0'), '--steps=3']
+        self.assertEqual(result(1, '--tokens', self.put('x', llmc(ids)), *mask), result(1, '--tokens', self.put('y', llmc(other)), *mask))
+        self.assertNotEqual(result(1, '--tokens', self.put('x', llmc(ids)), mask[2]), result(1, '--tokens', self.put('y', llmc(other)), mask[2]))
+
+    def test_resume(self):
+        save = ['--save', os.path.join(self.folder, 'ckpt'), '--load=latest']
+        want = result(1, '--accum=4', '--steps=10', *self.data)
+        result(2, '--accum=2', '--steps=4', *self.data, *save)
+        self.assertEqual(result(4, '--steps=10', *self.data, *save)[1], want[1])
+
+    def test_wrong_masks(self):
+        short = self.put('short', b'\1' * 9)
+        self.refused([*self.data[:3], short], short, 'a mask of 9 bytes', self.data[1], f'{24 * CONTEXT + 1} tokens')
+        self.refused([*self.data, short], '--mask: 2 files, but --tokens has 1')
+        self.refused(['--mask', short], '--mask: is of')
+        self.refused([*self.data[:3], self.put('none', bytes(24 * CONTEXT + 1))], 'zero_loss_scale')
+
+
+class Told(Case):
     def test_told(self):
         done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1')
         self.assertIn('500 tokens in 1 files, 31 rows', done.stdout)

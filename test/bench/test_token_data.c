@@ -16,9 +16,9 @@ static char folder[] = "/tmp/token-data-XXXXXX";
 
 static const char *in_folder(const char *name)
 {
-    static char paths[4][128];
+    static char paths[6][128];
     static int next;
-    char *path = paths[next++ % 4];
+    char *path = paths[next++ % 6];
     snprintf(path, sizeof paths[0], "%s/%s", folder, name);
     return path;
 }
@@ -50,7 +50,7 @@ static int make_folder(void **state)
 static int remove_folder(void **state)
 {
     (void)state;
-    const char *names[] = {"a", "b", "c", "wrong"};
+    const char *names[] = {"a", "b", "c", "d", "wrong"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         unlink(in_folder(names[i]));
     return rmdir(folder);
@@ -203,6 +203,67 @@ static void end_tokens_of_formats(void **state)
     assert_non_null(strstr(zr_error_text(), "--end-token"));
 }
 
+/* Writes a file of n bytes, of which the i-th is bit i of `bits`. */
+static const char *put_mask(const char *name, int n, uint32_t bits)
+{
+    const char *path = in_folder(name);
+    FILE *f = fopen(path, "wb");
+    assert_non_null(f);
+    for (int i = 0; i < n; i++)
+        assert_int_not_equal(fputc(bits >> i & 1 ? 1 + i : 0, f), EOF);
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+static void a_mask_leaves_targets_out(void **state)
+{
+    (void)state;
+    char a[128], b[128];
+    snprintf(a, sizeof a, "%s", put("a", 20240520, 1, 9, 9, 2, 10));
+    snprintf(b, sizeof b, "%s", put("b", 20240520, 1, 5, 5, 2, 100));
+    const char *paths[] = {a, b}, *masks[] = {put_mask("c", 9, 0x1A9), put_mask("d", 5, 1)};
+    int32_t tokens[T], targets[T], start[T];
+    const struct token_rows out = {tokens, targets, start};
+    struct token_data d;
+    assert_int_equal(open_paths(&d, paths, 2, 0), 0);
+    assert_int_equal(token_data_count(&d, 1, 0, T), T); /* without masks all count */
+    assert_int_equal(token_data_open_masks(&d, masks, 2), 0);
+    /* The masks say that tokens 0, 3, 5, 7 and 8 of the first file count, and the first one of the second,
+     * which is no target. */
+    const int32_t want[3][T] = {{-2, -2, 13, -2}, {15, -2, 17, 18}, {-2, -2, -2, -2}};
+    for (int row = 0; row < 3; row++) {
+        assert_int_equal(token_data_row(&d, row, &out), 0);
+        assert_memory_equal(targets, want[row], sizeof targets);
+        assert_int_equal(tokens[0], row == 2 ? 100 : 10 + T * row);
+    }
+    assert_int_equal(token_data_count(&d, 0, 0, T), 1);
+    assert_int_equal(token_data_count(&d, 0, 2, 1), 1);
+    assert_int_equal(token_data_count(&d, 0, 3, 1), 0);
+    assert_int_equal(token_data_count(&d, 1, 0, T), 3);
+    assert_int_equal(token_data_count(&d, 1, 1, 2), 1);
+    assert_int_equal(token_data_count(&d, 2, 0, T), 0);
+    token_data_close(&d);
+}
+
+static void wrong_masks_are_refused(void **state)
+{
+    (void)state;
+    const char *path = put("a", 20240520, 1, 9, 9, 2, 10), *short_one = put_mask("c", 8, 7), *two[2];
+    struct token_data d;
+    assert_int_equal(open_paths(&d, &path, 1, 0), 0);
+    two[0] = two[1] = short_one;
+    assert_int_equal(token_data_open_masks(&d, two, 2), ZERO_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "2 masks are given for 1 files"));
+    assert_int_equal(token_data_open_masks(&d, &short_one, 1), ZERO_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "a mask of 8 bytes"));
+    assert_non_null(strstr(zr_error_text(), short_one));
+    assert_non_null(strstr(zr_error_text(), path));
+    put_mask("c", 0, 0);
+    assert_int_equal(token_data_open_masks(&d, &short_one, 1), ZERO_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "the file is empty"));
+    token_data_close(&d);
+}
+
 static void a_shuffle_takes_each_row_once(void **state)
 {
     (void)state;
@@ -256,6 +317,7 @@ int main(void)
         cmocka_unit_test(files_are_cut_into_rows),       cmocka_unit_test(files_without_a_header),
         cmocka_unit_test(wrong_files_are_refused),       cmocka_unit_test(an_id_out_of_range_is_named),
         cmocka_unit_test(documents_end_at_an_end_token), cmocka_unit_test(end_tokens_of_formats),
+        cmocka_unit_test(a_mask_leaves_targets_out),     cmocka_unit_test(wrong_masks_are_refused),
         cmocka_unit_test(a_shuffle_takes_each_row_once), cmocka_unit_test(orders_look_random),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
