@@ -136,6 +136,24 @@ int report_step(struct report *r, const struct report_step *s, bool last)
     return 0;
 }
 
+void report_evaluation(struct report *r, int64_t step, double loss, double best_loss, int64_t best_step)
+{
+    if (r->quiet)
+        return;
+    if (r->json) {
+        report_line(json_pack("{s:s, s:I, s:o, s:o, s:I}", "event", "evaluation", "step", (json_int_t)step,
+                              "loss", report_number(loss), "best_loss", report_number(best_loss), "best_step",
+                              (json_int_t)best_step));
+        return;
+    }
+    progress_clear(&r->progress);
+    printf("step %6lld   held out: loss %7.4f", (long long)step, loss);
+    if (best_step != step)
+        printf("   (%7.4f after step %lld)", best_loss, (long long)best_step);
+    printf("\n");
+    fflush(stdout);
+}
+
 static int ascending(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;

@@ -3,16 +3,50 @@
 #include "bench/train/run.h"
 #include "kernels/alloc.h"
 
+/* The last part of the text is held out. */
 static int load_text(struct run *r)
 {
     const struct train_options *o = r->o;
-    int64_t needed = o->batch * o->model.config.context + 1;
+    int64_t needed = o->batch * o->model.config.context + 1, n_held;
     TRY(bytes_data_open(&r->data, o->data.paths, o->data.n));
+    n_held = (int64_t)((double)r->data.n_bytes * o->held_out);
+    r->data.n_bytes -= n_held;
     if (r->data.n_bytes < needed) {
         return zr_fail(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
                        (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
     }
-    return 0;
+    if (!(o->held_out > 0))
+        return 0;
+    int err = token_data_open_text(&r->held_out, r->data.bytes + r->data.n_bytes, n_held);
+    r->eval = &r->held_out;
+    r->n_eval = r->held_out.n_rows;
+    return err ? zr_fail_more(err, "--held-out %g", o->held_out) : 0;
+}
+
+static int open_tokens(const struct run *r, struct token_data *d, const struct train_files *files,
+                       const struct train_files *masks)
+{
+    TRY(token_data_open(d, files->paths, files->n, r->o->token_bytes));
+    return masks->n ? token_data_open_masks(d, masks->paths, masks->n) : 0;
+}
+
+/* The last rows are held out, at least one. */
+static int load_tokens(struct run *r)
+{
+    const struct train_options *o = r->o;
+    TRY(open_tokens(r, &r->tokens, &o->tokens, &o->masks));
+    r->n_rows = r->tokens.n_rows;
+    if (o->eval_tokens.n) {
+        TRY(open_tokens(r, &r->held_out, &o->eval_tokens, &o->eval_masks));
+        r->eval = &r->held_out;
+        r->n_eval = r->held_out.n_rows;
+    } else if (o->held_out > 0) {
+        int64_t n = (int64_t)((double)r->n_rows * o->held_out);
+        r->eval = &r->tokens;
+        r->n_eval = n ? n : 1;
+        r->eval_first = r->n_rows -= r->n_eval;
+    }
+    return r->n_rows ? 0 : zr_fail(ZERO_ERR_ARG, "--held-out %g: no row is left to train on", o->held_out);
 }
 
 int train_load_data(struct run *r)
@@ -22,10 +56,8 @@ int train_load_data(struct run *r)
     int64_t n = o->batch * c->context;
     r->tokens = (struct token_data){
         .context = c->context, .vocab = c->vocab, .documents = c->documents, .end_token = o->end_token};
-    TRY(o->tokens.n ? token_data_open(&r->tokens, o->tokens.paths, o->tokens.n, o->token_bytes)
-                    : load_text(r));
-    if (o->masks.n)
-        TRY(token_data_open_masks(&r->tokens, o->masks.paths, o->masks.n));
+    r->held_out = r->tokens;
+    TRY(o->tokens.n ? load_tokens(r) : load_text(r));
     TRY(ZR_ALLOC(r->whole.tokens, 3 * n, "rows of text"));
     r->whole.targets = r->whole.tokens + n;
     r->whole.document_start = r->whole.targets + n;
@@ -81,7 +113,7 @@ static void sample_text(struct run *r, int64_t micro_batch)
  * the ranks nor the size of a step. */
 static int64_t row_of_run(const struct run *r, int64_t i)
 {
-    const int64_t n = r->tokens.n_rows;
+    const int64_t n = r->n_rows;
     return token_data_shuffled(i % n, n, r->o->seed, i / n);
 }
 
@@ -91,12 +123,17 @@ static int64_t first_row(const struct run *r, int64_t micro_batch)
     return r->n_samples + (micro_batch * r->at.n_dp + r->at.dp) * r->o->batch;
 }
 
-/* Reads a row into place b of the batch. */
-static int read_row(struct run *r, int64_t row, int64_t b)
+/* Place b of the batch. */
+static struct token_rows place_of(const struct run *r, int64_t b)
 {
-    int64_t at = b * r->tokens.context;
-    const struct token_rows to = {r->whole.tokens + at, r->whole.targets + at, r->whole.document_start + at};
-    return token_data_row(&r->tokens, row, &to);
+    int64_t at = b * r->o->model.config.context;
+    return (struct token_rows){r->whole.tokens + at, r->whole.targets + at, r->whole.document_start + at};
+}
+
+static int read_row(const struct run *r, const struct token_data *d, int64_t row, int64_t b)
+{
+    const struct token_rows to = place_of(r, b);
+    return token_data_row(d, row, &to);
 }
 
 int train_count_tokens(struct run *r)
@@ -126,13 +163,31 @@ int train_next_rows(struct run *r, struct gpt2 *m, int64_t micro_batch)
     profile_enter(o->profile, PROFILE_REST);
     TRY(gpt2_next_batch(m));
     for (int64_t b = 0; b < o->batch && r->tokens.n_files; b++)
-        TRY(read_row(r, row_of_run(r, first_row(r, micro_batch) + b), b));
+        TRY(read_row(r, &r->tokens, row_of_run(r, first_row(r, micro_batch) + b), b));
     if (!r->tokens.n_files)
         sample_text(r, micro_batch);
     TRY(expect_whole_rows(r, m));
     take_own_rows(r, m);
     gpt2_send_batch(m);
     profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_REST); /* until the model computes */
+    return 0;
+}
+
+int train_next_held_out(struct run *r, struct gpt2 *m, int64_t i)
+{
+    const int64_t B = r->o->batch, first = (i * r->at.n_dp + r->at.dp) * B;
+    TRY(gpt2_next_batch(m));
+    for (int64_t b = 0; b < B; b++) {
+        bool exists = first + b < r->n_eval;
+        TRY(read_row(r, r->eval, r->eval_first + (exists ? first + b : 0), b));
+        for (int64_t t = 0; !exists && t < m->config.context; t++)
+            place_of(r, b).targets[t] = TOKEN_LEFT_OUT;
+    }
+    TRY(expect_whole_rows(r, m));
+    take_own_rows(r, m);
+    for (int64_t t = 0; t < gpt2_own_tokens(m) && !m->config.no_head; t++)
+        r->eval_counted += m->targets[t] != GPT2_LEFT_OUT;
+    gpt2_send_batch(m);
     return 0;
 }
 

@@ -5,25 +5,59 @@
 #include "bench/train/run.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 
 /* Saves a checkpoint, with the position in the data as the job's data. */
-static int save(struct run *r, int64_t step)
+static int save(struct run *r, int64_t step, bool kept)
 {
     const struct train_options *o = r->o;
-    char text[256];
-    int n = snprintf(text, sizeof text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld",
+    char text[320];
+    int n = snprintf(text, sizeof text,
+                     "seed %llu step %lld samples %lld text_bytes %lld per_step %lld rows %lld best %.17g "
+                     "best_step %lld",
                      (unsigned long long)o->seed, (long long)step, (long long)r->n_samples,
-                     (long long)train_data_size(r), (long long)r->per_step);
+                     (long long)train_data_size(r), (long long)r->per_step, (long long)r->n_rows,
+                     r->best_loss, (long long)r->best_step);
     TRY_ZERO(zero_set_data(r->z, ZERO_DATA_JOB, text, n));
-    return take_libzero_error(zero_save(r->z, o->save, NULL));
+    return take_libzero_error(zero_save(r->z, o->save, &(struct zero_save_options){.kept = kept}));
+}
+
+/* Makes an ordinary checkpoint of each that is kept in dir, except for the one at path. */
+static int keep_only(const char *dir, const char *path)
+{
+    const char *slash = strrchr(path, '/'), *best = slash ? slash + 1 : path;
+    DIR *d = opendir(dir);
+    int err = d ? 0 : errno;
+    for (const struct dirent *e; !err && (e = readdir(d));) {
+        size_t n = strlen(e->d_name);
+        char plain[sizeof e->d_name];
+        if (n <= 5 || strncmp(e->d_name, "save-", 5) != 0 || strcmp(e->d_name + n - 5, "-kept") != 0 ||
+            !strcmp(e->d_name, best))
+            continue;
+        snprintf(plain, sizeof plain, "%.*s", (int)n - 5, e->d_name);
+        err = renameat(dirfd(d), e->d_name, dirfd(d), plain) ? errno : 0;
+    }
+    if (d)
+        closedir(d);
+    return err ? zr_fail(ZERO_ERR_IO, "--keep-best: cannot rename the former best checkpoint in %s: %s", dir,
+                         strerror(err))
+               : 0;
+}
+
+int train_save_best(struct run *r)
+{
+    const char *path = NULL;
+    TRY(save(r, r->best_step, /* kept */ true));
+    TRY_ZERO(zero_save_wait(r->z, &path));
+    return r->rank == 0 ? keep_only(r->o->save, path) : 0;
 }
 
 int train_save(struct run *r, int64_t steps_done, bool stop)
 {
     const struct train_options *o = r->o;
     bool due = o->save && (stop || (o->save_every && steps_done % o->save_every == 0));
-    return due ? save(r, steps_done) : 0;
+    return due ? save(r, steps_done, /* kept */ false) : 0;
 }
 
 /* Whether a checkpoint was ever begun in dir. If so, zero_load finds the latest valid one or says why not;
@@ -53,7 +87,7 @@ int train_load(struct run *r, int64_t *step)
     TRY_ZERO(zero_load(r->z, latest ? o->save : o->load));
     struct zero_data_info info;
     struct train_position p;
-    char text[256] = "";
+    char text[320] = "";
     TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info));
     if (info.bytes < (int64_t)sizeof text)
         TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL));
@@ -65,7 +99,14 @@ int train_load(struct run *r, int64_t *step)
                        r->tokens.n_files ? "tokens" : "bytes of text", (unsigned long long)o->seed,
                        (long long)train_data_size(r));
     }
+    if (p.rows >= 0 && p.rows != r->n_rows)
+        return zr_fail(ZERO_ERR_ARG,
+                       "--load: saved with %lld rows to train on; here, by --context and --held-out, it is "
+                       "%lld",
+                       (long long)p.rows, (long long)r->n_rows);
     *step = p.step;
+    r->best_loss = p.best_loss;
+    r->best_step = p.best_step;
     r->per_step = p.per_step;
     r->n_samples = p.samples;
     report_text(&r->report, "going on from step %lld\n", (long long)p.step);

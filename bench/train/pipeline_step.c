@@ -108,6 +108,25 @@ int pipeline_train_step(struct run *r, struct train_step *s)
     return 0;
 }
 
+/* An evaluation has as many micro-batches as a step. Those beyond n have no rows. */
+int pipeline_evaluate(struct run *r, int64_t n)
+{
+    struct zero_action a;
+    for (int64_t first = 0; first < n; first += r->accum) {
+        TRY_ZERO(zero_evaluate(r->z));
+        TRY_ZERO(zero_next(r->z, &a));
+        while (a.micro_batch >= 0) {
+            struct gpt2 *m = &r->model[a.pp_stage];
+            gpt2_turn_to(m, a.micro_batch % m->n_kept);
+            TRY(train_next_held_out(r, m, first + a.micro_batch));
+            TRY(forward(r, &a));
+            TRY_ZERO(zero_finish(r->z));
+            TRY_ZERO(zero_next(r->z, &a));
+        }
+    }
+    return 0;
+}
+
 /* Whether a file or the environment may say another schedule than the options. */
 static bool other_schedule(const struct run *r)
 {

@@ -29,6 +29,13 @@ struct run {
     /* what it trains on: text, or the files of --tokens, of which then there are some */
     struct bytes_data data;
     struct token_data tokens;
+    /* rows of tokens to train on, the first ones */
+    int64_t n_rows;
+    /* what it evaluates, if n_eval is not 0: rows [eval_first, eval_first + n_eval) of *eval, which is tokens
+     * or held_out */
+    struct token_data held_out;
+    const struct token_data *eval;
+    int64_t eval_first, n_eval;
     /* a micro-batch's whole rows, of which cp_rows (cp) says what each rank takes */
     struct token_rows whole;
     struct gpt2_rows *cp_rows;
@@ -53,6 +60,11 @@ struct run {
     int64_t n_samples, per_step;
     /* with masks: tokens of this rank's micro-batches that count in the loss of this step */
     double counted;
+    /* the same in an evaluation */
+    double eval_counted;
+    /* of the last evaluation, and of the best one and its step */
+    double eval_loss, best_loss;
+    int64_t best_step;
     int64_t peak_resident, peak_device, start_ns;
     /* as train_stores_every_micro_batch says */
     bool stores_each;
@@ -97,6 +109,9 @@ int plain_train_open(struct run *r);
 int plain_train_step(struct run *r, struct train_step *s);
 /* --pp: runs the actions that zero_next returns. */
 int pipeline_train_step(struct run *r, struct train_step *s);
+/* Forward passes of this rank's first n micro-batches of rows to evaluate. */
+int plain_evaluate(struct run *r, int64_t n);
+int pipeline_evaluate(struct run *r, int64_t n);
 /* Whether a backward pass may come in two parts. */
 bool pipeline_has_two_parts(const struct run *r);
 /* Opens the memory for the micro-batches that each pipeline stage keeps. */
@@ -110,11 +125,15 @@ int train_load_data(struct run *r);
 int train_count_tokens(struct run *r);
 /* Chooses the rows of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
 int train_next_rows(struct run *r, struct gpt2 *m, int64_t micro_batch);
+/* The same for micro-batch number i of the rows to evaluate. What is beyond them is left out of the loss. */
+int train_next_held_out(struct run *r, struct gpt2 *m, int64_t i);
 /* Bytes of text, or tokens of files. A checkpoint contains it. */
 int64_t train_data_size(const struct run *r);
 
 /* ---- files.c ---- */
 
+/* Saves a checkpoint that is the only one to be kept, because its held-out loss is the lowest. */
+int train_save_best(struct run *r);
 /* Saves a checkpoint after so many steps, if one is due then; stop: these were the last. */
 int train_save(struct run *r, int64_t steps_done, bool stop);
 /* Goes on from --load's checkpoint, which was saved after *step steps. */
@@ -122,6 +141,11 @@ int train_load(struct run *r, int64_t *step);
 /* Read and write weights alone, if --import or --export names a folder. */
 int train_import(struct run *r);
 int train_export(struct run *r);
+
+/* ---- evaluate.c ---- */
+
+/* After a step: evaluates by forward passes, if it is due, and prints the loss. */
+int train_evaluate(struct run *r, const struct train_step *s, int (*forward)(struct run *r, int64_t n));
 
 /* ---- summary.c ---- */
 

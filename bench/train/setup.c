@@ -197,6 +197,7 @@ int train_close(struct run *r, int err)
     compute_close(&r->compute);
     bytes_data_close(&r->data);
     token_data_close(&r->tokens);
+    token_data_close(&r->held_out);
     report_close(&r->report);
     free(r->order);
     free(r->cp_rows);

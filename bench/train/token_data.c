@@ -89,6 +89,14 @@ static int open_file(struct token_file *f, int64_t id_bytes)
     return 0;
 }
 
+/* Counts a file's tokens and the rows that they make. */
+static void add_rows(struct token_data *d, struct token_file *f)
+{
+    f->n_rows = f->n_tokens ? (f->n_tokens - 1) / d->context : 0;
+    d->n_tokens += f->n_tokens;
+    d->n_rows += f->n_rows;
+}
+
 static int open_files(struct token_data *d, const char *const *paths, int n_paths, int64_t id_bytes)
 {
     ZR_TRY(ZR_ZALLOC(d->files, n_paths, "%d files of tokens", n_paths));
@@ -101,9 +109,7 @@ static int open_files(struct token_data *d, const char *const *paths, int n_path
             return zr_fail(ZERO_ERR_ARG,
                            "%s: its format has no end token, at which documents end; --end-token names it",
                            f->path);
-        f->n_rows = f->n_tokens ? (f->n_tokens - 1) / d->context : 0;
-        d->n_tokens += f->n_tokens;
-        d->n_rows += f->n_rows;
+        add_rows(d, f);
     }
     if (!d->n_rows)
         return zr_fail(ZERO_ERR_ARG, "%s%s: %lld tokens are less than a row, which takes %lld", paths[0],
@@ -118,6 +124,20 @@ int token_data_open(struct token_data *d, const char *const *paths, int n_paths,
     if (err)
         token_data_close(d);
     return err;
+}
+
+int token_data_open_text(struct token_data *d, const uint8_t *text, int64_t n)
+{
+    ZR_TRY(ZR_ZALLOC(d->files, 1, "a piece of text"));
+    d->files[d->n_files++] =
+        (struct token_file){.path = "text", .ids = text, .id_bytes = 1, .end_token = -1, .n_tokens = n};
+    add_rows(d, &d->files[0]);
+    if (d->n_rows)
+        return 0;
+    int64_t needed = d->context + 1;
+    token_data_close(d);
+    return zr_fail(ZERO_ERR_ARG, "%lld bytes of text are less than a row, which takes %lld", (long long)n,
+                   (long long)needed);
 }
 
 int token_data_open_masks(struct token_data *d, const char *const *paths, int n_paths)

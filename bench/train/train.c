@@ -130,6 +130,15 @@ static int backward(struct run *r, struct gpt2 *m)
 
 /* ---- training ---- */
 
+static int evaluate(struct run *r, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        TRY(train_next_held_out(r, &r->model[0], i));
+        TRY(forward(r, &r->model[0]));
+    }
+    return 0;
+}
+
 static int train_step(struct run *r, struct train_step *s)
 {
     struct gpt2 *m = &r->model[0];
@@ -155,6 +164,9 @@ static int train_loop(struct run *r)
     int (*make_step)(struct run *, struct train_step *) = o->plain             ? plain_train_step
                                                           : r->at.n_stages > 1 ? pipeline_train_step
                                                                                : train_step;
+    int (*forward_only)(struct run *, int64_t) = o->plain             ? plain_evaluate
+                                                 : r->at.n_stages > 1 ? pipeline_evaluate
+                                                                      : evaluate;
     struct train_step s = {.loss = NAN};
     r->start_ns = report_now_ns();
     if (o->load)
@@ -168,6 +180,7 @@ static int train_loop(struct run *r)
         s.step++;
         s.stop = s.stop || s.step == o->steps;
         TRY(train_report_step(r, &s));
+        TRY(train_evaluate(r, &s, forward_only));
         TRY(train_save(r, s.step, s.stop));
     }
     if (r->z)
@@ -197,6 +210,8 @@ int train_run(const struct train_options *o)
                     .at = {.n_dp = 1, .n_stages = 1},
                     .n_own = 1,
                     .accum = o->accum,
+                    .eval_loss = NAN,
+                    .best_loss = INFINITY,
                     .report = {.json = o->json}};
     int err = train(&r);
     if (err)

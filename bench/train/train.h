@@ -37,6 +37,14 @@ struct train_options {
     struct train_files data, tokens;
     /* for each file of tokens, which of its tokens count in the loss; none: all */
     struct train_files masks;
+    /* rows to evaluate, which are not trained on: this share of the data, at their end; or other files of
+     * tokens, with masks or without. 0 and none: no evaluation */
+    double held_out;
+    struct train_files eval_tokens, eval_masks;
+    /* steps between two evaluations; 0: one at the end */
+    int64_t eval_every;
+    /* the checkpoint with the lowest loss of an evaluation is kept */
+    bool keep_best;
     /* bytes of an id in tokens; 0: a header says it */
     int64_t token_bytes;
     /* the id that ends a document in tokens; -1: the format's */
@@ -131,6 +139,11 @@ struct train_position {
     int64_t text_bytes;
     /* micro-batches of a step when the run began */
     int64_t per_step;
+    /* rows of the files of tokens to train on, 0 for text; -1: an older checkpoint does not say it */
+    int64_t rows;
+    /* the lowest loss of an evaluation, infinity without any, and the step after which it was made */
+    double best_loss;
+    int64_t best_step;
 };
 /* Parses the position in a checkpoint. Returns false if zero-bench train has not written it. */
 bool train_read_position(const char *text, struct train_position *out);

@@ -52,6 +52,15 @@ static error_t check_data(struct argp_state *state, const struct train_options *
         return option_fault(state, "--token-bytes: is 2 or 4");
     if (o->documents && (o->documents == TRAIN_DOCUMENTS_END) != (o->tokens.n > 0))
         return option_fault(state, "--documents: is 'end' with --tokens, and a number of bytes without");
+    if (o->eval_tokens.n && (o->held_out > 0 || !o->tokens.n))
+        return option_fault(state, "--eval-tokens: is for --tokens, and not with --held-out");
+    if (o->eval_masks.n && o->eval_masks.n != o->eval_tokens.n)
+        return option_fault(state, "--eval-mask: %d files, but --eval-tokens has %d", o->eval_masks.n,
+                            o->eval_tokens.n);
+    bool evaluates = o->held_out > 0 || o->eval_tokens.n;
+    if ((o->eval_every || o->keep_best) && !evaluates)
+        return option_fault(state, "--%s: needs --held-out or --eval-tokens",
+                            o->eval_every ? "eval-every" : "keep-best");
     if (!o->tokens.n && o->model.config.vocab < 256)
         return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
                             (long long)o->model.config.vocab);
@@ -72,9 +81,10 @@ static error_t finish(struct argp_state *state, void *options)
     error_t err = check_data(state, o);
     if (err)
         return err;
-    if (!o->save && (o->save_every || o->keep || o->save_async || (o->load && !strcmp(o->load, "latest"))))
-        return option_fault(state,
-                            "--save: is needed by --save-every, --save-async, --keep and --load latest");
+    if (!o->save && (o->save_every || o->keep || o->save_async || o->keep_best ||
+                     (o->load && !strcmp(o->load, "latest"))))
+        return option_fault(
+            state, "--save: is needed by --save-every, --save-async, --keep, --keep-best and --load latest");
     if (o->plain && (o->save || o->load || o->import_from || o->export_to))
         return option_fault(state, "--plain: saves, loads, imports and exports nothing");
     const struct gpt2_config *c = &o->model.config;
@@ -136,6 +146,13 @@ static const struct option_row rows[] = {
      "Rows are packs of documents, which do not see each other: of about N bytes of text, or until an end "
      "token",
      OPTION_BY(read_documents), .min = 1, .max = 1000000},
+    {"held-out", "FRACTION", "Train on all data but this last part, and print its loss",
+     OPTION_DOUBLE(held_out, 1e-9, 0.999)},
+    {"eval-tokens", "FILE", "Instead, print the loss of these files, which are like --tokens",
+     OPTION_FILES(eval_tokens)},
+    {"eval-mask", "FILE", "For each of --eval-tokens, what --mask is for --tokens", OPTION_FILES(eval_masks)},
+    {"eval-every", "N", "Print it after every N-th step, too (at the end only)",
+     OPTION_INT(eval_every, 1, INT64_MAX / 2)},
     {"steps", "N", "Steps (100; no limit with --seconds)", OPTION_INT(steps, 1, INT64_MAX / 2)},
     {"seconds", "N", "Stop at the step during which this long has passed",
      OPTION_DOUBLE(seconds, 0.001, 1e9)},
@@ -194,6 +211,10 @@ static const struct option_row rows[] = {
     {"save-every", "K", "Also after every K-th step", OPTION_INT(save_every, 1, INT64_MAX / 2)},
     {"save-async", NULL, "Write them while training goes on", OPTION_FLAG(save_async)},
     {"keep", "N", "Keep only the N latest", OPTION_INT(keep, 1, INT32_MAX)},
+    {"keep-best", NULL,
+     "Save one after each evaluation with a lower loss than before, and keep the best one. Its name ends in "
+     "-kept",
+     OPTION_FLAG(keep_best)},
     {"load", "DIR|latest",
      "Go on from a checkpoint, or the latest in DIR; latest: that of --save, or from the start if there is "
      "none yet",
@@ -269,5 +290,7 @@ int train_command(const char *name, int argc, char **argv)
     free(o.data.paths);
     free(o.tokens.paths);
     free(o.masks.paths);
+    free(o.eval_tokens.paths);
+    free(o.eval_masks.paths);
     return status;
 }

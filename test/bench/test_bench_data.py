@@ -237,6 +237,116 @@ class Masks(Case):
         self.refused([*self.data[:3], self.put('none', bytes(24 * CONTEXT + 1))], 'zero_loss_scale')
 
 
+def evaluated(world, *args, **more):
+    """Returns the evaluations as (step, loss, best loss, best step), and the hash of the state."""
+    events, summary = train(world, *MODEL, *args, **more)
+    return [(e['step'], e['loss'], e['best_loss'], e['best_step']) for e in events if e['event'] == 'evaluation'], summary['state_sha256']
+
+
+class HeldOut(Case):
+    def test_the_last_rows_are_held_out(self):
+        """They are evaluated, and only the others are trained on."""
+        ids = ids_of(20 * CONTEXT + 1)
+        first, last = llmc(ids[:15 * CONTEXT + 1]), llmc(ids[15 * CONTEXT:])
+        data = ['--tokens', self.put('a', llmc(ids)), '--steps=20', '--eval-every=7']
+        got = evaluated(1, *data, '--held-out=0.25')
+        self.assertEqual([e[0] for e in got[0]], [7, 14, 20])
+        apart = ['--tokens', self.put('b', first), '--steps=20', '--eval-every=7', '--eval-tokens', self.put('c', last)]
+        self.assertEqual(evaluated(1, *apart), got)
+        self.assertEqual(got[1], result(1, *apart[:3])[1])  # evaluations change nothing
+        rows = ['--tokens', self.put('c', last), '--lr=0', '--weight-decay=0', '--steps=5']
+        before = evaluated(1, *data[:2], '--lr=0', '--weight-decay=0', '--steps=1', '--held-out=0.25')[0][0][1]
+        self.assertAlmostEqual(before, sum(s[1] for s in result(1, *rows)[0]) / 5, delta=1e-6)
+
+    def test_any_part_of_rows(self):
+        """The same loss for every world, batch and mesh, also if the rows do not divide evenly."""
+        data = ['--tokens', self.put('a', llmc(ids_of(23 * CONTEXT + 1))), '--held-out=0.3', '--steps=5', '--eval-every=2']
+        want = evaluated(1, '--accum=4', '--stage=0', *data)
+        for world, *how in [(2, '--accum=2', '--stage=3'), (4, '--stage=1'), (4, '--stage=3'), (2, '--accum=4', '--pp=2'),
+                            (2, '--accum=4', '--pp=2', '--schedule=zero-bubble')]:
+            self.assertEqual(evaluated(world, *how, *data), want, how)
+        more = ['--layers=4', *data]
+        self.assertEqual(evaluated(2, '--accum=4', '--pp=2', '--schedule=interleaved', '--stages-per-rank=2', *more), evaluated(1, '--accum=4', *more))
+        for world, *how in [(1, '--accum=4', '--plain'), (1, '--batch=4'), (2, '--accum=4', '--tp=2'), (2, '--accum=4', '--cp=2')]:
+            for (_, a, *_), (_, b, *_) in zip(evaluated(world, *how, *data)[0], want[0]):
+                self.assertAlmostEqual(a, b, delta=2e-5, msg=how)
+        self.assertEqual(evaluated(2, '--accum=2', '--stage=3', *data, env={'ZERO_CHECK': '1'}), want)
+
+    def test_masks(self):
+        draw, ids = random.Random(2), ids_of(21 * CONTEXT + 1)
+        mask = bytes(draw.random() < 0.5 for _ in ids)
+        data = ['--tokens', self.put('a', llmc(ids)), '--mask', self.put('m', mask), '--steps=3']
+        got = evaluated(2, *data, '--accum=2', '--held-out=0.3')
+        cut = 15 * CONTEXT
+        apart = ['--tokens', self.put('b', llmc(ids[:cut + 1])), '--mask', self.put('n', mask[:cut + 1]), '--steps=3',
+                 '--eval-tokens', self.put('c', llmc(ids[cut:])), '--eval-mask', self.put('o', mask[cut:])]
+        self.assertEqual(evaluated(1, *apart, '--accum=4'), got)
+        self.assertNotEqual(evaluated(1, *apart[:-2], '--accum=4')[0], got[0])
+
+    def test_text(self):
+        """The last part of the text, in rows."""
+        text = bytes(random.Random(1).randrange(256) for _ in range(1000))
+        files = ['--data', self.put('all', text)], ['--data', self.put('first', text[:800])]
+        how = ['--steps=3', '--accum=2']
+        got = evaluated(1, *files[0], *how, '--held-out=0.2')
+        self.assertEqual(got[1], result(1, *files[1], *how)[1])
+        self.assertEqual(evaluated(2, '--steps=3', *files[0], '--held-out=0.2'), got)
+        self.assertEqual(len(got[0]), 1)
+
+    def test_the_best_is_kept(self):
+        """A learning rate that is too high: the loss falls, and rises again. The best checkpoint has its loss
+        again, and a run that goes on knows it."""
+        ckpt = os.path.join(self.folder, 'ckpt')
+        data = ['--tokens', self.put('a', llmc(ids_of(12 * CONTEXT + 1))), '--held-out=0.3', '--eval-every=4', '--lr=0.03', '--accum=2']
+        whole = evaluated(1, '--steps=24', *data)
+        best = min(whole[0], key=lambda e: e[1])
+        self.assertEqual(whole[0][-1][2:], (best[1], best[0]))
+        self.assertLess(best[0], 24)
+        save = ['--save', ckpt, '--keep=1', '--keep-best']
+        first = evaluated(2, '--steps=10', *data[:-1], *save)
+        self.assertEqual(first[0][:2], whole[0][:2])
+        kept = [d for d in os.listdir(ckpt) if d.endswith('-kept')]
+        self.assertEqual(len(kept), 1, os.listdir(ckpt))
+        rest = evaluated(1, '--steps=24', *data, *save, '--load=latest')
+        self.assertEqual((rest[0][-1][1], rest[1]), (whole[0][-1][1], whole[1]))
+        kept = [d for d in os.listdir(ckpt) if d.endswith('-kept')]
+        self.assertEqual(len(kept), 1, os.listdir(ckpt))
+        self.assertEqual(len(os.listdir(ckpt)) - os.listdir(ckpt).count('lock') - 1, 1, os.listdir(ckpt))  # and the latest
+        again = evaluated(1, f"--steps={int(kept[0].split('-')[3]) + 1}", '--load', os.path.join(ckpt, kept[0]), *data[:-2], '--lr=0', '--weight-decay=0')
+        self.assertEqual(again[0][0][1], min(e[1] for e in [*first[0], *rest[0]]))
+
+    def test_a_former_best_one_is_an_ordinary_checkpoint(self):
+        ckpt = os.path.join(self.folder, 'ckpt')
+        data = ['--tokens', self.put('a', llmc([i % 5 for i in range(12 * CONTEXT + 1)])), '--held-out=0.3', '--eval-every=2', '--lr=0.002', '--save', ckpt, '--keep-best']
+        evaluations, _ = evaluated(2, '--steps=6', *data)
+        self.assertEqual([e[3] for e in evaluations], [2, 4, 6])  # each is better than the one before
+        names = [f'save-{i:08}-step-{step:08}' for i, step in enumerate((2, 4, 6), 1)]
+        self.assertEqual(sorted(os.listdir(ckpt)), [*names[:2], names[2] + '-kept', 'save-00000004-step-00000006'])
+        train(1, *MODEL, *data[:-3], '--accum=2', '--steps=3', '--load', os.path.join(ckpt, names[0]))
+        evaluations, _ = evaluated(1, '--accum=2', '--steps=8', '--keep=1', '--load=latest', *data)
+        self.assertEqual(evaluations[0][3], 8)
+        self.assertEqual(sorted(os.listdir(ckpt)), ['save-00000005-step-00000008-kept', 'save-00000006-step-00000008'])
+
+    def test_refused(self):
+        a, one = self.put('a', llmc(ids_of(500))), self.put('one', llmc(ids_of(CONTEXT + 1)))
+        for args, why in [(['--eval-every=2'], '--eval-every: needs'), (['--keep-best', '--save=/tmp/x'], '--keep-best: needs'),
+                          (['--tokens', a, '--held-out=0.1', '--keep-best'], '--save: is needed'),
+                          (['--tokens', a, '--held-out=0.1', '--eval-tokens', a], '--eval-tokens: is for --tokens, and not with --held-out'),
+                          (['--eval-tokens', a], '--eval-tokens: is for --tokens'), (['--held-out=1'], "--held-out: '1' is not a number"),
+                          (['--tokens', one, '--held-out=0.1'], '--held-out 0.1: no row is left to train on'),
+                          (['--tokens', a, '--eval-tokens', a, '--eval-mask', a, a], '--eval-mask: 2 files, but --eval-tokens has 1'),
+                          (['--data', self.put('t', b'x' * 100), '--held-out=0.1'], '--held-out 0.1'),
+                          (['--tokens', a, '--eval-tokens', self.put('e', b'')], 'the file is empty')]:
+            self.refused(args, why)
+        save = ['--tokens', a, '--save', os.path.join(self.folder, 'ckpt'), '--steps=1']
+        train(1, *MODEL, *save, '--held-out=0.2')
+        self.refused([*save, '--load=latest', '--held-out=0.3'], '--load: saved with 25 rows to train on', '22')
+
+    def test_told(self):
+        done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=3', '--held-out=0.2')
+        self.assertRegex(done.stdout, r'step +3 +held out: loss +5\.')
+
+
 class Told(Case):
     def test_told(self):
         done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1')
