@@ -20,8 +20,11 @@ struct report_step {
     /* of all ranks together */
     double tokens_per_s;
     int64_t resident_bytes;
-    /* progress of the run, 0 to 1 */
-    double share_done;
+    /* progress of the run, 0 to 1, and the time that is left; infinite if it has no end */
+    double share_done, seconds_left;
+    double lr;
+    /* share of the devices' peak that the model's arithmetic takes; NaN: the peak is not known */
+    double mfu;
     bool skipped;
 };
 

@@ -4,6 +4,7 @@
 #include "bench/resident.h"
 #include "bench/train/run.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -16,6 +17,18 @@ static double share_done(const struct run *r, int64_t steps)
     double by_steps = (double)steps / (double)o->steps;
     double by_time = o->seconds > 0 ? (double)(report_now_ns() - r->start_ns) * 1e-9 / o->seconds : 0;
     return by_steps > by_time ? by_steps : by_time;
+}
+
+/* Seconds until the run ends, by its mean speed so far or by the clock, whichever is first. */
+static double seconds_left(const struct run *r, int64_t step)
+{
+    const struct train_options *o = r->o;
+    double passed = (double)(report_now_ns() - r->start_ns) * 1e-9;
+    double by_steps = o->steps < INT64_MAX
+                          ? passed / (double)(r->report.n_steps + 1) * (double)(o->steps - step)
+                          : INFINITY;
+    double by_time = o->seconds > 0 ? fmax(o->seconds - passed, 0) : INFINITY;
+    return fmin(by_steps, by_time);
 }
 
 bool train_time_is_up(const struct run *r)
@@ -59,6 +72,8 @@ int train_report_step(struct run *r, const struct train_step *s)
 {
     const struct train_options *o = r->o;
     double ms = (double)(report_now_ns() - s->start_ns) * 1e-6;
+    double tokens_per_s = (double)(r->at.n_dp * r->accum * o->batch * o->model.config.context) / ms * 1e3;
+    double peak = o->peak_tflops * 1e12 * r->world;
     r->n_samples += r->accum * r->at.n_dp * o->batch;
     if (s->stop || (s->step & (s->step - 1)) == 0)
         measure_memory(r);
@@ -67,7 +82,10 @@ int train_report_step(struct run *r, const struct train_step *s)
         .loss = s->loss,
         .grad_norm = s->info.grad_norm,
         .ms = ms,
-        .tokens_per_s = (double)(r->at.n_dp * r->accum * o->batch * o->model.config.context) / ms * 1e3,
+        .tokens_per_s = tokens_per_s,
+        .lr = (double)s->lr,
+        .mfu = peak > 0 ? tokens_per_s * gpt2_flop_per_token(&o->model.config) / peak : NAN,
+        .seconds_left = s->stop ? 0 : seconds_left(r, s->step),
         .resident_bytes = r->compute.cuda ? r->peak_device : r->peak_resident,
         .share_done = share_done(r, s->step),
         .skipped = s->info.skipped,

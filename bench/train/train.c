@@ -15,8 +15,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#define N_WARMUP_STEPS 10 /* The learning rate rises over these. */
-
 /* ---- the table of tensors ---- */
 
 /* Unit 0 is what the model uses first and last: embeddings, last norm and head. Unit 1 + l is layer l. The
@@ -152,11 +150,6 @@ static int train_step(struct run *r, struct train_step *s)
     return train_take_loss(r, s);
 }
 
-static float learning_rate(const struct train_options *o, int64_t step)
-{
-    return (float)(step < N_WARMUP_STEPS ? o->lr * ((double)(step + 1) / N_WARMUP_STEPS) : o->lr);
-}
-
 /* Makes the steps that the loaded checkpoint, if there is one, has not made. */
 static int train_loop(struct run *r)
 {
@@ -173,7 +166,7 @@ static int train_loop(struct run *r)
         TRY(train_load(r, &s.step));
     s.stop = s.step >= o->steps;
     while (!s.stop) {
-        s.lr = learning_rate(o, s.step);
+        s.lr = (float)learning_rate(&o->rate, s.step);
         s.start_ns = report_now_ns();
         TRY(train_count_tokens(r));
         TRY(make_step(r, &s));

@@ -4,6 +4,7 @@
 #define ZERO_BENCH_TRAIN_H
 
 #include "bench/gpt2/gpt2_config.h"
+#include "bench/train/learning_rate.h"
 #include "bench/train/profile.h"
 #include "zero/zero.h"
 
@@ -53,7 +54,8 @@ struct train_options {
     struct train_files *listing;
 
     enum zero_optimizer optimizer;
-    double lr, beta1, beta2, weight_decay, clip;
+    struct lr_schedule rate;
+    double beta1, beta2, weight_decay, clip;
 
     int64_t stage;
     /* ranks of the pipeline, 0 or 1 without one; and enum zero_schedule */

@@ -12,6 +12,9 @@
 
 #define UNSET (-1.0)
 
+static const struct option_word lr_kinds[] = {
+    {"constant", LR_CONSTANT}, {"cosine", LR_COSINE}, {"linear", LR_LINEAR}, {0}};
+
 /* Adds a file to the list at `to`. A word that is not an option belongs to the list before it. */
 static error_t add_file(struct argp_state *state, const struct option_row *row, char *path, void *to)
 {
@@ -67,11 +70,31 @@ static error_t check_data(struct argp_state *state, const struct train_options *
     return 0;
 }
 
+/* Fills in what was not given of the learning rate, and checks it. */
+static error_t finish_rate(struct argp_state *state, struct train_options *o)
+{
+    struct lr_schedule *s = &o->rate;
+    bool falls = s->kind != LR_CONSTANT;
+    s->lr = s->lr == UNSET ? o->model.default_lr : s->lr;
+    if (!falls && (s->min_lr > 0 || s->steps))
+        return option_fault(state, "--%s: needs --lr-schedule cosine or linear",
+                            s->steps ? "lr-steps" : "min-lr");
+    s->steps = s->steps ? s->steps : o->steps;
+    if (falls && s->steps == INT64_MAX)
+        return option_fault(state,
+                            "--lr-schedule: needs --steps or --lr-steps, at which the rate has fallen");
+    if (falls && s->steps <= s->warmup)
+        return option_fault(state, "--warmup: %lld steps leave none of %lld to the schedule",
+                            (long long)s->warmup, (long long)s->steps);
+    if (s->min_lr > s->lr)
+        return option_fault(state, "--min-lr: %g is above --lr, which is %g", s->min_lr, s->lr);
+    return 0;
+}
+
 /* Fills in what was not given, and refuses options that do not go together. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct train_options *o = options;
-    o->lr = o->lr == UNSET ? o->model.default_lr : o->lr;
     if (o->beta2 == UNSET) {
         const struct zr_optimizer_kind *kind = zr_optimizer_kind((enum zero_optimizer)o->optimizer);
         o->beta2 = kind->bias_correction ? 0.95 : (double)kind->beta2;
@@ -79,6 +102,7 @@ static error_t finish(struct argp_state *state, void *options)
     o->model.config.documents = o->documents != 0;
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
     error_t err = check_data(state, o);
+    err = err ? err : finish_rate(state, o);
     if (err)
         return err;
     if (!o->save && (o->save_every || o->keep || o->save_async || o->keep_best ||
@@ -157,8 +181,13 @@ static const struct option_row rows[] = {
     {"seconds", "N", "Stop at the step during which this long has passed",
      OPTION_DOUBLE(seconds, 0.001, 1e9)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", OPTION_WORD(optimizer, option_optimizers)},
-    {"lr", "X", "Learning rate, reached over the first 10 steps (one that suits the model)",
-     OPTION_DOUBLE(lr, 0, 1e6)},
+    {"lr", "X", "Learning rate after --warmup (one that suits the model)", OPTION_DOUBLE(rate.lr, 0, 1e6)},
+    {"warmup", "N", "Steps over which it rises (10)", OPTION_INT(rate.warmup, 0, INT64_MAX / 2)},
+    {"lr-schedule", "constant|cosine|linear", "How it falls to --min-lr from there on (constant)",
+     OPTION_WORD(rate.kind, lr_kinds)},
+    {"min-lr", "X", "The lowest (0)", OPTION_DOUBLE(rate.min_lr, 0, 1e6)},
+    {"lr-steps", "N", "Steps after which it is reached (those of --steps)",
+     OPTION_INT(rate.steps, 1, INT64_MAX / 2)},
     {"beta1", "X", "The first beta, or the momentum (0.9)", OPTION_DOUBLE(beta1, 0, 0.999999)},
     {"beta2", "X", "The second beta (adamw, adam: 0.95; else the optimizer's own)",
      OPTION_DOUBLE(beta2, 0, 0.999999)},
@@ -261,7 +290,7 @@ struct train_options train_defaults(const struct model_options *model)
         .seed = 1,
         .end_token = -1,
         .optimizer = ZERO_ADAMW,
-        .lr = model->default_lr,
+        .rate = {.lr = model->default_lr, .warmup = 10},
         .beta1 = 0.9,
         .beta2 = 0.95,
         .weight_decay = 0.1,
@@ -282,7 +311,7 @@ struct train_options train_defaults(const struct model_options *model)
 int train_command(const char *name, int argc, char **argv)
 {
     struct train_options o = train_defaults(&(struct model_options){0});
-    o.lr = o.beta2 = UNSET; /* their defaults follow other options */
+    o.rate.lr = o.beta2 = UNSET; /* their defaults follow other options */
     o.steps = -1;
     int status = options_parse(&table, name, argc, argv, &o);
     if (!status)

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """zero-bench train on files of tokens: the same bits over worlds and after a resume in the middle of an epoch,
 and wrong files refused by name."""
+import math
 import os
+import pty
 import random
 import struct
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -13,6 +16,10 @@ from bench_program import TEXT, ZERO_BENCH, ZERO_RUN, bench, run, train  # noqa:
 
 VOCAB, CONTEXT = 300, 16
 MODEL = ['--layers=2', '--heads=2', '--channels=32', f'--context={CONTEXT}', f'--vocab={VOCAB}', '--batch=1']
+
+
+def clean_environment():
+    return {k: v for k, v in os.environ.items() if not k.startswith('ZERO_') and k not in ('RANK', 'WORLD_SIZE')}
 
 
 def ids_of(n, seed=1):
@@ -347,7 +354,69 @@ class HeldOut(Case):
         self.assertRegex(done.stdout, r'step +3 +held out: loss +5\.')
 
 
+class LearningRates(Case):
+    def rates(self, *args):
+        return [s['lr'] for s in train(1, *MODEL, '--data', TEXT, *args)[0]]
+
+    def check(self, got, want):
+        self.assertEqual(len(got), len(want))
+        for a, b in zip(got, want):
+            self.assertAlmostEqual(a, b, delta=1e-6 * b)  # rates are fp32
+
+    def test_schedules(self):
+        self.check(self.rates('--steps=12', '--lr=1e-3'), [*(1e-4 * (i + 1) for i in range(10)), 1e-3, 1e-3])
+        self.check(self.rates('--steps=3', '--warmup=0', '--lr=1e-3'), [1e-3] * 3)
+        how = ['--steps=10', '--warmup=2', '--lr=8e-3', '--min-lr=1e-3']
+        self.check(self.rates(*how, '--lr-schedule=linear'), [4e-3, *(8e-3 - 7e-3 * i / 8 for i in (0, *range(8)))])
+        self.check(self.rates(*how, '--lr-schedule=cosine'),
+                   [4e-3, *(1e-3 + 7e-3 * (1 + math.cos(math.pi * i / 8)) / 2 for i in (0, *range(8)))])
+        self.check(self.rates('--steps=6', '--lr-steps=4', '--warmup=1', '--lr=1e-3', '--min-lr=1e-4', '--lr-schedule=linear'),
+                   [1e-3, 1e-3, 7e-4, 4e-4, 1e-4, 1e-4])
+
+    def test_resume(self):
+        how = ['--data', TEXT, '--lr-schedule=cosine', '--lr-steps=12', '--min-lr=1e-5', '--warmup=3', '--accum=2']
+        save = ['--save', os.path.join(self.folder, 'ckpt'), '--load=latest']
+        want = train(1, *MODEL, *how, '--steps=12')
+        train(1, *MODEL, *how, '--steps=5', *save)
+        steps, summary = train(1, *MODEL, *how, '--steps=12', *save)
+        self.assertEqual([s['lr'] for s in steps], [s['lr'] for s in want[0][5:]])
+        self.assertEqual(summary['state_sha256'], want[1]['state_sha256'])
+
+    def test_refused(self):
+        for args, why in [(['--min-lr=1e-5'], '--min-lr: needs --lr-schedule'), (['--lr-steps=9'], '--lr-steps: needs --lr-schedule'),
+                          (['--lr-schedule=cosine', '--seconds=1'], '--lr-schedule: needs --steps or --lr-steps'),
+                          (['--lr-schedule=linear', '--steps=10'], '--warmup: 10 steps leave none of 10'),
+                          (['--lr-schedule=linear', '--lr=1e-4', '--min-lr=1e-3'], '--min-lr: 0.001 is above --lr, which is 0.0001'),
+                          (['--lr-schedule=step'], "--lr-schedule: 'step' is not constant, cosine or linear")]:
+            self.refused(args, why)
+
+
 class Told(Case):
+    def test_time_and_share_of_the_peak(self):
+        steps, summary = train(1, *MODEL, '--data', TEXT, '--steps=5', '--peak-tflops=0.5')
+        self.assertEqual(steps[-1]['seconds_left'], 0)
+        for s in steps[:-1]:
+            self.assertGreater(s['seconds_left'], 0)
+        for s in steps:
+            self.assertAlmostEqual(s['mfu'], s['tokens_per_s'] * summary['flop_per_token'] / 0.5e12, delta=1e-9)
+        self.assertIsNone(train(1, *MODEL, '--data', TEXT, '--steps=1')[0][0]['mfu'])
+
+    def test_terminal(self):
+        """The bar shows speed, share of the peak and the time that is left."""
+        leader, follower = pty.openpty()
+        with subprocess.Popen([ZERO_BENCH, 'train', *MODEL, '--data', TEXT, '--seconds=1.5', '--peak-tflops=1'], stdout=follower,
+                              env=clean_environment()) as p:
+            os.close(follower)
+            shown = b''
+            try:
+                while more := os.read(leader, 1 << 16):
+                    shown += more
+            except OSError:  # the program has ended
+                pass
+            self.assertEqual(p.wait(), 0)
+        os.close(leader)
+        self.assertRegex(shown.decode(), r'\] +\d+%  0:01 left  step \d+  loss \d\.\d{3}  \d+ tokens/s  \d+\.\d% MFU')
+
     def test_told(self):
         done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1')
         self.assertIn('500 tokens in 1 files, 31 rows', done.stdout)
