@@ -53,8 +53,9 @@ static void rows_of_ranks(void **state)
         int order;
         const char *says;
     } refused[] = {
-        {9, ZERO_CP_ZIGZAG, "rows is 9; allowed: a multiple of 6 (2 * cp, with ZERO_CP_ZIGZAG)"},
-        {8, ZERO_CP_CONTIGUOUS, "rows is 8; allowed: a multiple of 3 (cp, with ZERO_CP_CONTIGUOUS)"},
+        {9, ZERO_CP_ZIGZAG, "rows is 9; allowed: 0 and more, a multiple of 6 (2 * cp, with ZERO_CP_ZIGZAG)"},
+        {8, ZERO_CP_CONTIGUOUS,
+         "rows is 8; allowed: 0 and more, a multiple of 3 (cp, with ZERO_CP_CONTIGUOUS)"},
         {-6, ZERO_CP_ZIGZAG, "rows is -6"},
         {6, 0, "order is 0; allowed: ZERO_CP_CONTIGUOUS, ZERO_CP_ZIGZAG"},
         {6, 3, "order is 3"}};
