@@ -275,11 +275,14 @@ void train_introduce(const struct run *r)
     report_text(&r->report, "%s: %.2f million parameters, %s, %s; ", r->o->model.name,
                 (double)gpt2_n_params(&r->o->model.config) * 1e-6, GPT2_DTYPE_NAME, how);
     if (r->tokens.n_files)
-        report_text(&r->report, "%lld tokens in %d files, %lld rows\n", (long long)r->tokens.n_tokens,
-                    r->tokens.n_files, (long long)r->tokens.n_rows);
+        report_text(&r->report, "%lld tokens in %d files, %lld rows", (long long)r->tokens.n_tokens,
+                    r->tokens.n_files, (long long)r->n_rows);
     else
-        report_text(&r->report, "%s of text in %lld files\n", report_bytes(r->data.n_bytes).text,
+        report_text(&r->report, "%s of text in %lld files", report_bytes(r->data.n_bytes).text,
                     (long long)r->data.n_files);
+    if (r->n_eval)
+        report_text(&r->report, ", and %lld rows to evaluate", (long long)r->n_eval);
+    report_text(&r->report, "\n");
 }
 
 int train_end(struct run *r, double loss)

@@ -352,6 +352,7 @@ class HeldOut(Case):
     def test_told(self):
         done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=3', '--held-out=0.2')
         self.assertRegex(done.stdout, r'step +3 +held out: loss +5\.')
+        self.assertIn('500 tokens in 1 files, 25 rows, and 6 rows to evaluate\n', done.stdout)
 
 
 class LearningRates(Case):
