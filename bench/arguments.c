@@ -87,7 +87,7 @@ int options_parse(const struct option_table *table, const char *name, int argc, 
                                   .children = children};
         argv[0] = (char *)name;
         stderr = caught;
-        err = argp_parse(&argp, argc, argv, ARGP_NO_EXIT | ARGP_NO_HELP, NULL, &own);
+        err = argp_parse(&argp, argc, argv, ARGP_NO_EXIT | ARGP_NO_HELP | ARGP_IN_ORDER, NULL, &own);
         stderr = terminal;
         argv[0] = own_name;
     }

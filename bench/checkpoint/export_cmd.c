@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* export_cmd.c: zero-bench export. It writes the weights of a checkpoint as files for Hugging Face's
- * libraries, under GPT-2's published names. */
+ * libraries, under the published names of their kind. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/train/train.h"

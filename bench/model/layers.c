@@ -478,6 +478,11 @@ MODEL_CLONES static void cross_entropy_rows(real *restrict dlogits, double *rest
     const float each = scale * label.each, more = scale * label.target;
     for (int64_t row = 0; row < N; row++, logits += ld, dlogits += ld) {
         int32_t target = targets[row];
+        if (target == MODEL_LEFT_OUT) {
+            memset(dlogits, 0, (size_t)V * sizeof *dlogits);
+            loss[row] = 0.0;
+            continue;
+        }
         float top = largest(logits, V);
         double wanted = (double)label.target * (double)(logits[target] - top);
         if (label.each > 0)

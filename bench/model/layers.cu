@@ -417,6 +417,16 @@ __device__ __forceinline__ exponentials block_exponentials(exponentials e)
     return all;
 }
 
+/* Writes the loss and the gradient of a block's row whose target does not count. */
+template <int W> __device__ __forceinline__ void leave_out(real *dlogits, double *loss, int n)
+{
+    const float zeros[W] = {};
+    for (int i = (int)threadIdx.x * W; i < n; i += (int)blockDim.x * W)
+        store<W>(dlogits + i, zeros);
+    if (threadIdx.x == 0)
+        loss[blockIdx.x] = 0.0;
+}
+
 template <int W>
 __global__ void __launch_bounds__(ROW_THREADS)
     cross_entropy_kernel(real *dlogits, double *loss, const float *logits, const int32_t *targets, int V,
@@ -425,6 +435,10 @@ __global__ void __launch_bounds__(ROW_THREADS)
     int target = targets[blockIdx.x], step = (int)blockDim.x * W;
     logits += (int64_t)blockIdx.x * ld;
     dlogits += (int64_t)blockIdx.x * ld;
+    if (target == MODEL_LEFT_OUT) {
+        leave_out<W>(dlogits, loss, V);
+        return;
+    }
     exponentials e = {-INFINITY, 0, 0};
     float x[W];
     for (int i = (int)threadIdx.x * W; i < V; i += step) {
@@ -545,6 +559,10 @@ __global__ void __launch_bounds__(ROW_THREADS)
     float x[W], factor = scale / total[blockIdx.x];
     logits += (int64_t)blockIdx.x * ld;
     dlogits += (int64_t)blockIdx.x * ld;
+    if (target == MODEL_LEFT_OUT) {
+        leave_out<W>(dlogits, loss, width);
+        return;
+    }
     for (int i = (int)threadIdx.x * W; i < width; i += (int)blockDim.x * W) {
         load_floats<W>(x, logits + i);
         for (int j = 0; j < W; j++) {

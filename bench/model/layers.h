@@ -34,6 +34,9 @@ struct model_batch {
     int32_t *document_start;
 };
 
+/* A target that does not count in the loss. No rank of tensor parallelism has it. */
+enum { MODEL_LEFT_OUT = -2 };
+
 /* The distribution that a row should have: `each` on all V tokens, and `target` more on its target. Without
  * label smoothing (Szegedy et al., arXiv:1512.00567) these are 0 and 1. */
 struct model_label {
@@ -136,7 +139,8 @@ struct model_layers {
                                       struct model_tile tile);
 
     /* loss (N) = -log softmax(logits) of all tokens, weighted by label, for each row; dlogits = scale * its
-     * gradient. Overwrites logits. Both are (N, V), with ld elements between rows. */
+     * gradient. Both are 0 if the target is MODEL_LEFT_OUT. Overwrites logits. logits and dlogits are (N, V),
+     * with ld elements between rows. */
     int (*cross_entropy)(const struct compute *on, real *dlogits, double *loss, float *logits,
                          const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct model_label label,
                          float scale);
@@ -149,8 +153,8 @@ struct model_layers {
      *                       weighted by the label: both by sum
      *
      * The exponentials replace logits. vocab_loss computes loss (N) = log(total) - wanted, and dlogits (N,
-     * width) = scale * its gradient. width is the same on all ranks. Columns V to width - 1 belong to no id
-     * and become 0: they pad a rank that has fewer ids. */
+     * width) = scale * its gradient, or 0 where the target is MODEL_LEFT_OUT. width is the same on all ranks.
+     * Columns V to width - 1 belong to no id and become 0: they pad a rank that has fewer ids. */
     int (*vocab_top)(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
                      int64_t ld);
     int (*vocab_exponentials)(const struct compute *on, float *logits, float *total, float *wanted,

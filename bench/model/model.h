@@ -129,6 +129,8 @@ struct model {
     bool stores;
     /* Set by the caller before a backward pass. */
     enum model_computes computes;
+    /* The weight of a token's loss in gradients; set by the caller before a forward pass. 0: 1 / (B*T). */
+    float loss_scale;
     /* Tensor parallelism; set before forward if config.tp is above 1. All functions return 0 or a zero_err.
      *   part     this rank's number
      *   sum      adds x (n) over the ranks, in place, on compute's stream
@@ -152,7 +154,8 @@ struct model {
     /* (B, T) The loss of each token; the sum of their means over micro-batches. */
     double *losses, *loss;
 
-    /* (B, T) each. After model_next_batch and before forward the caller fills in tokens and targets. With
+    /* (B, T) each. After model_next_batch and before forward the caller fills in tokens and targets, of which
+     * some may be MODEL_LEFT_OUT. With
      * config.documents it fills in document_start (B, context), and positions, which else are those of the
      * row. */
     int32_t *tokens, *targets, *positions, *document_start;

@@ -88,6 +88,11 @@ static struct model_label label_of(const struct model_config *c)
                                 .target = (float)(1 - c->label_smoothing)};
 }
 
+static float loss_scale(const struct model *m)
+{
+    return m->loss_scale > 0 ? m->loss_scale : 1.0f / (float)model_own_tokens(m);
+}
+
 /* The loss of one row of the batch if the logits are split over the ranks by token id. */
 static void loss_of_parts(struct model *m, int64_t b)
 {
@@ -100,7 +105,7 @@ static void loss_of_parts(struct model *m, int64_t b)
     LAYER(m, vocab_exponentials, m->stats.logits, total, wanted, top, targets, T, model_n_ids(m), ld, label);
     RUN(m, m->reduce(m->sum_arg, total, 2 * T, false));
     LAYER(m, vocab_loss, m->acts.dlogits + b * T * ld, m->losses + b * T, m->stats.logits, total, wanted,
-          targets, T, model_n_ids(m), U, ld, label, 1.0f / (float)(m->B * T));
+          targets, T, model_n_ids(m), U, ld, label, loss_scale(m));
 }
 
 void model_loss_forward(struct model *m, const real *x, const real *weight)
@@ -120,7 +125,7 @@ void model_loss_forward(struct model *m, const real *x, const real *weight)
         else
             LAYER(m, cross_entropy, m->acts.dlogits + b * T * m->ld_logits, m->losses + b * T,
                   m->stats.logits, m->batch.targets + b * T, T, U, m->ld_logits, label_of(&m->config),
-                  1.0f / (float)BT);
+                  loss_scale(m));
     }
     LAYER(m, add_loss, m->loss, m->losses, BT);
 }

@@ -4,12 +4,14 @@
 #include "bench/threads.h"
 
 #include <math.h>
+#include <string.h>
 
 void model_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V)
 {
     for (int64_t i = 0; i < n; i++) {
         int64_t id = ids[i] - first;
-        ids[i] = id >= 0 && id < V ? (int32_t)id : -1;
+        if (ids[i] != MODEL_LEFT_OUT)
+            ids[i] = id >= 0 && id < V ? (int32_t)id : -1;
     }
 }
 
@@ -56,6 +58,11 @@ int model_vocab_loss(const struct compute *on, real *dlogits, double *loss, cons
         const float *x = logits + row * ld;
         real *dx = dlogits + row * ld;
         float factor = scale / total[row], each = scale * label.each, more = scale * label.target;
+        if (targets[row] == MODEL_LEFT_OUT) {
+            memset(dx, 0, (size_t)width * sizeof *dx);
+            loss[row] = 0.0;
+            continue;
+        }
         for (int64_t i = 0; i < width; i++) {
             float gradient = i < V ? x[i] * factor - each : 0.0f;
             dx[i] = from_float(i < V && i == targets[row] ? gradient - more : gradient);

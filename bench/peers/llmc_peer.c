@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#define N_WARMUP_STEPS 10 /* the same number is in gpt2_sizes.py and bench/train/train.c */
+#define N_WARMUP_STEPS 10 /* the same number is in gpt2_sizes.py and bench/train/train_cmd.c */
 
 static double now_ms(void)
 {

@@ -42,8 +42,7 @@ static int time_steps(const struct tune_options *o, struct candidate *c, int64_t
     double ms[TUNE_MAX_STEPS + N_WARM];
     const char *paths[] = {o->data};
     struct train_options t = options_of(o, c);
-    t.paths = paths;
-    t.n_paths = o->data ? 1 : 0;
+    t.data = (struct train_files){paths, o->data ? 1 : 0};
     t.steps = N_WARM + steps;
     t.step_ms = ms;
     int status = t.dtype == ZERO_BF16 ? train_run_bf16(&t) : train_run_f32(&t);

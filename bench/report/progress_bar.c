@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define INTERVAL_NS 100000000
-enum { BAR = 24, WIDEST = 256, USUAL_WIDTH = 80 };
+enum { BAR = 12, WIDEST = 256, USUAL_WIDTH = 80 };
 
 /* A terminal without OPOST belongs to zero-run, which puts the rank's number before each line, so ranks
  * print lines. On a person's terminal OPOST is set. */

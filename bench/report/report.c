@@ -92,9 +92,11 @@ static int make_room(struct report *r)
 
 static void print_step_json(const struct report_step *s)
 {
-    report_line(json_pack("{s:s, s:I, s:o, s:o, s:o, s:o}", "event", "step", "step", (json_int_t)s->step,
-                          "loss", report_number(s->loss), "grad_norm", report_number(s->grad_norm), "ms",
-                          report_number(s->ms), "tokens_per_s", report_number(s->tokens_per_s)));
+    report_line(json_pack("{s:s, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "event", "step", "step",
+                          (json_int_t)s->step, "loss", report_number(s->loss), "grad_norm",
+                          report_number(s->grad_norm), "lr", report_number(s->lr), "ms", report_number(s->ms),
+                          "tokens_per_s", report_number(s->tokens_per_s), "mfu", report_number(s->mfu),
+                          "seconds_left", report_number(s->seconds_left)));
 }
 
 static void print_step(const struct report_step *s)
@@ -103,6 +105,23 @@ static void print_step(const struct report_step *s)
            s->loss, s->grad_norm, s->ms, s->tokens_per_s, report_bytes(s->resident_bytes).text,
            s->skipped ? "   skipped: a gradient was not finite" : "");
     fflush(stdout);
+}
+
+/* What matters most stands first, because a terminal of 80 columns does not have room for all. */
+static void show_progress(struct report *r, const struct report_step *s)
+{
+    char mfu[24] = "", left[48] = "";
+    int64_t n = s->seconds_left < 1e8 ? (int64_t)(s->seconds_left + 0.5) : -1;
+    if (s->mfu > 0)
+        snprintf(mfu, sizeof mfu, "  %.1f%% MFU", 100 * s->mfu);
+    if (n >= 3600)
+        snprintf(left, sizeof left, "%lld:%02d:%02d left  ", (long long)(n / 3600), (int)(n / 60 % 60),
+                 (int)(n % 60));
+    else if (n >= 0)
+        snprintf(left, sizeof left, "%d:%02d left  ", (int)(n / 60), (int)(n % 60));
+    progress_show(&r->progress, s->share_done, "%sstep %lld  loss %.3f  %.0f tokens/s%s  %.0f ms  %s", left,
+                  (long long)s->step, s->loss, s->tokens_per_s, mfu, s->ms,
+                  report_bytes(s->resident_bytes).text);
 }
 
 int report_step(struct report *r, const struct report_step *s, bool last)
@@ -129,11 +148,27 @@ int report_step(struct report *r, const struct report_step *s, bool last)
         print_step(s);
         r->last_line_ns = now;
     } else if (has_bar) {
-        progress_show(&r->progress, s->share_done, "step %lld  loss %.3f  %.0f ms  %.0f tokens/s  %s",
-                      (long long)s->step, s->loss, s->ms, s->tokens_per_s,
-                      report_bytes(s->resident_bytes).text);
+        show_progress(r, s);
     }
     return 0;
+}
+
+void report_evaluation(struct report *r, int64_t step, double loss, double best_loss, int64_t best_step)
+{
+    if (r->quiet)
+        return;
+    if (r->json) {
+        report_line(json_pack("{s:s, s:I, s:o, s:o, s:I}", "event", "evaluation", "step", (json_int_t)step,
+                              "loss", report_number(loss), "best_loss", report_number(best_loss), "best_step",
+                              (json_int_t)best_step));
+        return;
+    }
+    progress_clear(&r->progress);
+    printf("step %6lld   held out: loss %7.4f", (long long)step, loss);
+    if (best_step != step)
+        printf("   (%7.4f after step %lld)", best_loss, (long long)best_step);
+    printf("\n");
+    fflush(stdout);
 }
 
 static int ascending(const void *a, const void *b)

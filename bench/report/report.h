@@ -20,8 +20,11 @@ struct report_step {
     /* of all ranks together */
     double tokens_per_s;
     int64_t resident_bytes;
-    /* progress of the run, 0 to 1 */
-    double share_done;
+    /* progress of the run, 0 to 1, and the time that is left; infinite if it has no end */
+    double share_done, seconds_left;
+    double lr;
+    /* share of the devices' peak that the model's arithmetic takes; NaN: the peak is not known */
+    double mfu;
     bool skipped;
 };
 
@@ -92,6 +95,8 @@ void report_text(const struct report *r, const char *fmt, ...) __attribute__((fo
  * the last. On a terminal a bar shows them all. JSON has a line for each. Returns 0 or a zero_err (no
  * memory). */
 int report_step(struct report *r, const struct report_step *s, bool last);
+/* Prints the loss of held-out rows after a step, and the lowest one so far. */
+void report_evaluation(struct report *r, int64_t step, double loss, double best_loss, int64_t best_step);
 void report_summary(struct report *r, const struct report_summary *s);
 /* Draws the losses into path. Returns 0, or 1 after one line on stderr. */
 int report_plot(const struct report *r, const char *path, const char *title);

@@ -94,7 +94,7 @@ void bytes_data_close(struct bytes_data *d)
 }
 
 /* Fills n tokens of a row from `first` on with the piece of the text that bits choose. */
-static void take_piece(const struct bytes_data *d, const struct bytes_rows *row, int64_t first, int64_t n,
+static void take_piece(const struct bytes_data *d, const struct token_rows *row, int64_t first, int64_t n,
                        int64_t T, uint64_t bits)
 {
     const uint8_t *text = d->bytes + bits % (uint64_t)(d->n_bytes - T);
@@ -105,12 +105,12 @@ static void take_piece(const struct bytes_data *d, const struct bytes_rows *row,
     }
 }
 
-void bytes_data_sample(const struct bytes_data *d, const struct bytes_rows *out, int64_t B, int64_t T,
+void bytes_data_sample(const struct bytes_data *d, const struct token_rows *out, int64_t B, int64_t T,
                        int64_t document, uint64_t seed, int64_t step, int64_t micro_batch)
 {
     uint64_t batch = random_bits(random_bits(random_bits(seed) + (uint64_t)step) + (uint64_t)micro_batch);
     for (int64_t b = 0; b < B; b++) {
-        const struct bytes_rows row = {out->tokens + b * T, out->targets + b * T,
+        const struct token_rows row = {out->tokens + b * T, out->targets + b * T,
                                        out->document_start + b * T};
         uint64_t bits = random_bits(batch + (uint64_t)b);
         for (int64_t at = 0, n; at < T; at += n, bits = random_bits(bits)) {

@@ -3,6 +3,8 @@
 #ifndef ZERO_BENCH_BYTES_DATA_H
 #define ZERO_BENCH_BYTES_DATA_H
 
+#include "bench/train/token_data.h"
+
 #include <stdint.h>
 
 #define BYTES_DATA_DEFAULT "/usr/include"     /* C headers are on every machine that builds */
@@ -20,17 +22,11 @@ struct bytes_data {
 int bytes_data_open(struct bytes_data *d, const char *const *paths, int n_paths);
 void bytes_data_close(struct bytes_data *d);
 
-/* Rows of text, (B, T) each: tokens, the byte that follows each, and the position in its row at which the
- * token's document begins. */
-struct bytes_rows {
-    int32_t *tokens, *targets, *document_start;
-};
-
 /* Fills B rows with pieces of the text. `document` 0: a row is one piece. Otherwise it is a pack of
  * documents, which are pieces of 1 to 2 * document - 1 bytes. The last target of a document is the byte that
  * follows in the text, not the next document's first. The pieces depend only on seed, step, micro-batch
  * (counted over all ranks) and row, so any number of ranks sees the same batches. n_bytes must be above T. */
-void bytes_data_sample(const struct bytes_data *d, const struct bytes_rows *out, int64_t B, int64_t T,
+void bytes_data_sample(const struct bytes_data *d, const struct token_rows *out, int64_t B, int64_t T,
                        int64_t document, uint64_t seed, int64_t step, int64_t micro_batch);
 
 #endif

@@ -4,6 +4,7 @@
 #include "bench/train/pipeline.h"
 #include "kernels/device.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,12 +59,21 @@ bool train_stores_every_micro_batch(const struct train_options *o)
 bool train_read_position(const char *text, struct train_position *out)
 {
     unsigned long long seed;
-    long long v[4];
-    if (sscanf(text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld", &seed, &v[0], &v[1],
-               &v[2], &v[3]) != 5)
+    long long v[6] = {[4] = -1};
+    double best = INFINITY;
+    if (sscanf(text,
+               "seed %llu step %lld samples %lld text_bytes %lld per_step %lld rows %lld best %lf best_step "
+               "%lld",
+               &seed, &v[0], &v[1], &v[2], &v[3], &v[4], &best, &v[5]) < 5)
         return false;
-    *out = (struct train_position){
-        .seed = seed, .step = v[0], .samples = v[1], .text_bytes = v[2], .per_step = v[3]};
+    *out = (struct train_position){.seed = seed,
+                                   .step = v[0],
+                                   .samples = v[1],
+                                   .text_bytes = v[2],
+                                   .per_step = v[3],
+                                   .rows = v[4],
+                                   .best_loss = best,
+                                   .best_step = v[5]};
     return out->step >= 0 && out->step <= 1000000000 && out->per_step >= 1 && out->samples >= 0 &&
            out->samples <= INT64_MAX / 2;
 }

@@ -1,95 +1,62 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* files.c: what zero-bench train reads and writes: text, checkpoints and weights. A checkpoint contains
- * struct train_position, from which the choice of text follows. */
+/* files.c: the checkpoints and weights that zero-bench train reads and writes. A checkpoint contains struct
+ * train_position, from which the choice of data follows. */
 #include "bench/train/run.h"
-#include "kernels/alloc.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 
-int train_load_text(struct run *r)
+/* Saves a checkpoint, with the position in the data as the job's data. */
+static int save(struct run *r, int64_t step, bool kept)
 {
     const struct train_options *o = r->o;
-    int64_t needed = o->batch * o->model.config.context + 1;
-    TRY(bytes_data_open(&r->data, o->paths, o->n_paths));
-    if (r->data.n_bytes < needed) {
-        return zr_fail(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
-                       (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
-    }
-    int64_t n = o->batch * o->model.config.context;
-    TRY(ZR_ALLOC(r->whole.tokens, 3 * n, "rows of text"));
-    r->whole.targets = r->whole.tokens + n;
-    r->whole.document_start = r->whole.targets + n;
-    return 0;
-}
-
-/* Copies this rank's part of each of the batch's whole rows to m. */
-static void take_own_rows(const struct run *r, struct model *m)
-{
-    const int64_t context = m->config.context;
-    const struct model_rows own = model_rows_of(m, m->cp.part);
-    for (int64_t b = 0, to = 0; b < r->o->batch; b++)
-        for (int i = 0; i < 2; i++)
-            for (int64_t t = own.first[i]; t < own.first[i] + own.n[i]; t++, to++) {
-                int64_t at = b * context + t;
-                m->tokens[to] = r->whole.tokens[at];
-                m->targets[to] = r->whole.targets[at];
-                m->positions[to] = (int32_t)t - r->whole.document_start[at];
-            }
-    if (m->config.documents)
-        memcpy(m->document_start, r->whole.document_start,
-               (size_t)(r->o->batch * context) * sizeof *m->document_start);
-}
-
-/* Ranks of cp read the same rows, and have each token of them once. Check mode compares these. On a GPU it
- * compares only arrays of the GPU. */
-static int expect_whole_rows(struct run *r, const struct model *m)
-{
-    const struct model_config *c = &m->config;
-    const struct model_rows own = model_rows_of(m, m->cp.part);
-    if (c->cp <= 1)
-        return 0;
-    TRY_ZERO(zero_expect_rows(r->z, c->context, own.first, own.n));
-    if (!r->compute.cuda)
-        TRY_ZERO(zero_expect_equal(r->z, ZERO_AXIS_CP, r->whole.tokens, r->o->batch * c->context, ZERO_I32));
-    return 0;
-}
-
-/* The text follows from the number of micro-batches that all ranks have trained on, counted in steps of
- * the size that they had when the run began. So a run can go on with fewer or more ranks. */
-int train_next_text(struct run *r, struct model *m, int64_t micro_batch)
-{
-    const struct train_options *o = r->o;
-    int64_t number =
-        r->n_micro + micro_batch * r->at.n_dp + r->at.dp; /* of this micro-batch, in the whole run */
-    profile_enter(o->profile, PROFILE_REST);
-    TRY(model_next_batch(m));
-    bytes_data_sample(&r->data, &r->whole, o->batch, o->model.config.context, o->documents, o->seed,
-                      number / r->per_step, number % r->per_step);
-    TRY(expect_whole_rows(r, m));
-    take_own_rows(r, m);
-    model_send_batch(m);
-    profile_enter(o->profile, r->z ? PROFILE_LIBRARY : PROFILE_REST); /* until the model computes */
-    return 0;
-}
-
-/* Saves a checkpoint, with the position in the text as the job's data. */
-static int save(struct run *r, int64_t step)
-{
-    const struct train_options *o = r->o;
-    char text[256];
-    int n = snprintf(text, sizeof text, "seed %llu step %lld samples %lld text_bytes %lld per_step %lld",
-                     (unsigned long long)o->seed, (long long)step, (long long)(r->n_micro * o->batch),
-                     (long long)r->data.n_bytes, (long long)r->per_step);
+    char text[320];
+    int n = snprintf(text, sizeof text,
+                     "seed %llu step %lld samples %lld text_bytes %lld per_step %lld rows %lld best %.17g "
+                     "best_step %lld",
+                     (unsigned long long)o->seed, (long long)step, (long long)r->n_samples,
+                     (long long)train_data_size(r), (long long)r->per_step, (long long)r->n_rows,
+                     r->best_loss, (long long)r->best_step);
     TRY_ZERO(zero_set_data(r->z, ZERO_DATA_JOB, text, n));
-    return take_libzero_error(zero_save(r->z, o->save, NULL));
+    return take_libzero_error(zero_save(r->z, o->save, &(struct zero_save_options){.kept = kept}));
+}
+
+/* Makes an ordinary checkpoint of each that is kept in dir, except for the one at path. */
+static int keep_only(const char *dir, const char *path)
+{
+    const char *slash = strrchr(path, '/'), *best = slash ? slash + 1 : path;
+    DIR *d = opendir(dir);
+    int err = d ? 0 : errno;
+    for (const struct dirent *e; !err && (e = readdir(d));) {
+        size_t n = strlen(e->d_name);
+        char plain[sizeof e->d_name];
+        if (n <= 5 || strncmp(e->d_name, "save-", 5) != 0 || strcmp(e->d_name + n - 5, "-kept") != 0 ||
+            !strcmp(e->d_name, best))
+            continue;
+        snprintf(plain, sizeof plain, "%.*s", (int)n - 5, e->d_name);
+        err = renameat(dirfd(d), e->d_name, dirfd(d), plain) ? errno : 0;
+    }
+    if (d)
+        closedir(d);
+    return err ? zr_fail(ZERO_ERR_IO, "--keep-best: cannot rename the former best checkpoint in %s: %s", dir,
+                         strerror(err))
+               : 0;
+}
+
+int train_save_best(struct run *r)
+{
+    const char *path = NULL;
+    TRY(save(r, r->best_step, /* kept */ true));
+    TRY_ZERO(zero_save_wait(r->z, &path));
+    return r->rank == 0 ? keep_only(r->o->save, path) : 0;
 }
 
 int train_save(struct run *r, int64_t steps_done, bool stop)
 {
     const struct train_options *o = r->o;
     bool due = o->save && (stop || (o->save_every && steps_done % o->save_every == 0));
-    return due ? save(r, steps_done) : 0;
+    return due ? save(r, steps_done, /* kept */ false) : 0;
 }
 
 /* Whether a checkpoint was ever begun in dir. If so, zero_load finds the latest valid one or says why not;
@@ -119,21 +86,28 @@ int train_load(struct run *r, int64_t *step)
     TRY_ZERO(zero_load(r->z, latest ? o->save : o->load));
     struct zero_data_info info;
     struct train_position p;
-    char text[256] = "";
+    char text[320] = "";
     TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info));
     if (info.bytes < (int64_t)sizeof text)
         TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL));
     if (!train_read_position(text, &p))
         return zr_fail(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
-    if (p.seed != o->seed || p.text_bytes != r->data.n_bytes) {
-        return zr_fail(ZERO_ERR_ARG,
-                       "--load: saved with --seed %llu and %lld bytes of text; here it is %llu and %lld",
-                       (unsigned long long)p.seed, (long long)p.text_bytes, (unsigned long long)o->seed,
-                       (long long)r->data.n_bytes);
+    if (p.seed != o->seed || p.text_bytes != train_data_size(r)) {
+        return zr_fail(ZERO_ERR_ARG, "--load: saved with --seed %llu and %lld %s; here it is %llu and %lld",
+                       (unsigned long long)p.seed, (long long)p.text_bytes,
+                       r->tokens.n_files ? "tokens" : "bytes of text", (unsigned long long)o->seed,
+                       (long long)train_data_size(r));
     }
+    if (p.rows >= 0 && p.rows != r->n_rows)
+        return zr_fail(ZERO_ERR_ARG,
+                       "--load: saved with %lld rows to train on; here, by --context and --held-out, it is "
+                       "%lld",
+                       (long long)p.rows, (long long)r->n_rows);
     *step = p.step;
+    r->best_loss = p.best_loss;
+    r->best_step = p.best_step;
     r->per_step = p.per_step;
-    r->n_micro = (p.samples + o->batch - 1) / o->batch; /* another --batch may leave out some rows */
+    r->n_samples = p.samples;
     report_text(&r->report, "going on from step %lld\n", (long long)p.step);
     return 0;
 }

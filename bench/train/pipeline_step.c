@@ -85,7 +85,7 @@ static int act(struct run *r, const struct zero_action *a)
     bool attends = config->documents && a->phase != ZERO_BACKWARD_WEIGHT;
     if (attends || (!config->no_embedding && a->phase != ZERO_BACKWARD_INPUT) ||
         (is_forward && !config->no_head))
-        TRY(train_next_text(r, m, a->micro_batch));
+        TRY(train_next_rows(r, m, a->micro_batch));
     TRY(is_forward ? forward(r, a) : backward(r, a));
     return take_libzero_error(zero_finish(r->z));
 }
@@ -100,13 +100,32 @@ int pipeline_train_step(struct run *r, struct train_step *s)
         TRY(act(r, &a));
         TRY_ZERO(zero_next(r->z, &a));
     }
-    double values[2] = {0.0, train_time_is_up(r) ? 1.0 : 0.0};
+    double values[3] = {0.0, train_time_is_up(r) ? 1.0 : 0.0, r->counted};
     TRY(model_send_loss(last));
     TRY(model_take_loss(last, &values[0]));
-    TRY_ZERO(zero_carry(r->z, values, 2));
+    TRY_ZERO(zero_carry(r->z, values, 3));
     TRY_ZERO(zero_step(r->z, s->lr, &s->info));
-    s->loss = s->info.carried[0] / (double)r->accum;
+    s->loss = train_mean_loss(r, s->info.carried[0], s->info.carried[2]);
     s->stop = s->info.carried[1] > 0.0;
+    return 0;
+}
+
+/* An evaluation has as many micro-batches as a step. Those beyond n have no rows. */
+int pipeline_evaluate(struct run *r, int64_t n)
+{
+    struct zero_action a;
+    for (int64_t first = 0; first < n; first += r->accum) {
+        TRY_ZERO(zero_evaluate(r->z));
+        TRY_ZERO(zero_next(r->z, &a));
+        while (a.micro_batch >= 0) {
+            struct model *m = &r->model[a.pp_stage];
+            model_turn_to(m, a.micro_batch % m->n_kept);
+            TRY(train_next_held_out(r, m, first + a.micro_batch));
+            TRY(forward(r, &a));
+            TRY_ZERO(zero_finish(r->z));
+            TRY_ZERO(zero_next(r->z, &a));
+        }
+    }
     return 0;
 }
 

@@ -10,16 +10,30 @@ int plain_train_open(struct run *r)
     return plain_open(&r->plain, &r->compute, r->tensors, r->n_tensors);
 }
 
+static void forward(struct model *m)
+{
+    model_embed_forward(m);
+    for (int64_t l = 0; l < m->config.layers; l++)
+        model_layer_forward(m, l);
+    model_head_forward(m);
+}
+
+int plain_evaluate(struct run *r, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        TRY(train_next_held_out(r, &r->model[0], i));
+        forward(&r->model[0]);
+    }
+    return r->model[0].err;
+}
+
 int plain_train_step(struct run *r, struct train_step *s)
 {
     struct model *m = &r->model[0];
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
-        TRY(train_next_text(r, m, micro_batch));
+        TRY(train_next_rows(r, m, micro_batch));
         m->stores = r->stores_each || micro_batch == 0; /* later micro-batches add to the gradient */
-        model_embed_forward(m);
-        for (int64_t l = 0; l < m->config.layers; l++)
-            model_layer_forward(m, l);
-        model_head_forward(m);
+        forward(m);
         model_head_backward(m);
         for (int64_t l = m->config.layers; l-- > 0;)
             model_layer_backward(m, l);

@@ -199,10 +199,9 @@ static int run(const char *name, struct profile_options *o)
 {
     struct profile p = {.n_warm = N_WARM_STEPS, .part = PROFILE_REST};
     struct train_options *t = &o->train;
-    t->lr = t->model.default_lr;
+    t->rate.lr = t->model.default_lr;
     t->steps = N_WARM_STEPS + o->steps;
-    t->paths = &o->data;
-    t->n_paths = o->data != NULL;
+    t->data = (struct train_files){&o->data, o->data != NULL};
     t->profile = &p;
     struct compute compute = {0};
     struct kernels_host *h = NULL;

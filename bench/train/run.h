@@ -26,9 +26,18 @@ struct run {
     struct model model[PIPE_MAX_OWN];
     struct train_stage stage[PIPE_MAX_OWN];
     int32_t n_own;
+    /* what it trains on: text, or the files of --tokens, of which then there are some */
     struct bytes_data data;
+    struct token_data tokens;
+    /* rows of tokens to train on, the first ones */
+    int64_t n_rows;
+    /* what it evaluates, if n_eval is not 0: rows [eval_first, eval_first + n_eval) of *eval, which is tokens
+     * or held_out */
+    struct token_data held_out;
+    const struct token_data *eval;
+    int64_t eval_first, n_eval;
     /* a micro-batch's whole rows, of which cp_rows (cp) says what each rank takes */
-    struct bytes_rows whole;
+    struct token_rows whole;
     struct model_rows *cp_rows;
     struct report report;
     /* (n_tensors) the tensors of all these stages, and the number of each in the whole model's table */
@@ -47,8 +56,15 @@ struct run {
     bool reports;
     /* micro-batches of this rank in a step; ZERO_GRAD_ACCUM_STEPS may have changed the option */
     int64_t accum;
-    /* micro-batches of all ranks: so far, and in a step when the run began */
-    int64_t n_micro, per_step;
+    /* rows of all ranks so far; micro-batches of all ranks in a step when the run began */
+    int64_t n_samples, per_step;
+    /* with masks: tokens of this rank's micro-batches that count in the loss of this step */
+    double counted;
+    /* the same in an evaluation */
+    double eval_counted;
+    /* of the last evaluation, and of the best one and its step */
+    double eval_loss, best_loss;
+    int64_t best_step;
     int64_t peak_resident, peak_device, start_ns;
     /* as train_stores_every_micro_batch says */
     bool stores_each;
@@ -73,7 +89,7 @@ struct train_step {
 
 /* ---- setup.c ---- */
 
-/* Opens the text, the device and the model, and describes the model's tensors. */
+/* Opens the data, the device and the model, and describes the model's tensors. */
 int train_open(struct run *r);
 /* Fills in cfg from the options, except for the weights' first values. */
 int train_configure(struct run *r, struct zero_config *cfg);
@@ -93,16 +109,31 @@ int plain_train_open(struct run *r);
 int plain_train_step(struct run *r, struct train_step *s);
 /* --pp: runs the actions that zero_next returns. */
 int pipeline_train_step(struct run *r, struct train_step *s);
+/* Forward passes of this rank's first n micro-batches of rows to evaluate. */
+int plain_evaluate(struct run *r, int64_t n);
+int pipeline_evaluate(struct run *r, int64_t n);
 /* Whether a backward pass may come in two parts. */
 bool pipeline_has_two_parts(const struct run *r);
 /* Opens the memory for the micro-batches that each pipeline stage keeps. */
 int pipeline_keep(struct run *r);
 
+/* ---- data.c ---- */
+
+int train_load_data(struct run *r);
+/* Before a step with masks: counts the tokens of this rank's micro-batches that count in the loss, and tells
+ * the models their weight. */
+int train_count_tokens(struct run *r);
+/* Chooses the rows of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
+int train_next_rows(struct run *r, struct model *m, int64_t micro_batch);
+/* The same for micro-batch number i of the rows to evaluate. What is beyond them is left out of the loss. */
+int train_next_held_out(struct run *r, struct model *m, int64_t i);
+/* Bytes of text, or tokens of files. A checkpoint contains it. */
+int64_t train_data_size(const struct run *r);
+
 /* ---- files.c ---- */
 
-int train_load_text(struct run *r);
-/* Chooses the text of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
-int train_next_text(struct run *r, struct model *m, int64_t micro_batch);
+/* Saves a checkpoint that is the only one to be kept, because its held-out loss is the lowest. */
+int train_save_best(struct run *r);
 /* Saves a checkpoint after so many steps, if one is due then; stop: these were the last. */
 int train_save(struct run *r, int64_t steps_done, bool stop);
 /* Goes on from --load's checkpoint, which was saved after *step steps. */
@@ -111,10 +142,18 @@ int train_load(struct run *r, int64_t *step);
 int train_import(struct run *r);
 int train_export(struct run *r);
 
+/* ---- evaluate.c ---- */
+
+/* After a step: evaluates by forward passes, if it is due, and prints the loss. */
+int train_evaluate(struct run *r, const struct train_step *s, int (*forward)(struct run *r, int64_t n));
+
 /* ---- summary.c ---- */
 
 /* Prints what runs, and how. */
 void train_introduce(const struct run *r);
+/* A mean loss: of the sum of losses and the number of tokens that zero_mean or zero_carry return. The sum is
+ * of the mean of each micro-batch. */
+double train_mean_loss(const struct run *r, double sum, double counted);
 /* After the optimizer: s->loss becomes the mean over the ranks, and s->stop what rank 0's clock says. */
 int train_take_loss(struct run *r, struct train_step *s);
 bool train_time_is_up(const struct run *r);

@@ -108,7 +108,7 @@ int train_open(struct run *r)
     const struct train_options *o = r->o;
     r->bad_input = true;
     if (!o->only_exports)
-        TRY(train_load_text(r));
+        TRY(train_load_data(r));
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* The option is wrong if there is no GPU. */
     TRY(compute_open(&r->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
     r->bad_input = false;
@@ -198,6 +198,8 @@ int train_close(struct run *r, int err)
         model_close(&r->model[k]);
     compute_close(&r->compute);
     bytes_data_close(&r->data);
+    token_data_close(&r->tokens);
+    token_data_close(&r->held_out);
     report_close(&r->report);
     free(r->order);
     free(r->cp_rows);

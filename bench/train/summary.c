@@ -4,6 +4,7 @@
 #include "bench/resident.h"
 #include "bench/train/run.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,25 +19,42 @@ static double share_done(const struct run *r, int64_t steps)
     return by_steps > by_time ? by_steps : by_time;
 }
 
+/* Seconds until the run ends, by its mean speed so far or by the clock, whichever is first. */
+static double seconds_left(const struct run *r, int64_t step)
+{
+    const struct train_options *o = r->o;
+    double passed = (double)(report_now_ns() - r->start_ns) * 1e-9;
+    double by_steps = o->steps < INT64_MAX
+                          ? passed / (double)(r->report.n_steps + 1) * (double)(o->steps - step)
+                          : INFINITY;
+    double by_time = o->seconds > 0 ? fmax(o->seconds - passed, 0) : INFINITY;
+    return fmin(by_steps, by_time);
+}
+
 bool train_time_is_up(const struct run *r)
 {
     const struct train_options *o = r->o;
     return o->seconds > 0 && (double)(report_now_ns() - r->start_ns) * 1e-9 >= o->seconds;
 }
 
+double train_mean_loss(const struct run *r, double sum, double counted)
+{
+    return r->o->masks.n ? sum * (double)model_own_tokens(&r->model[0]) / counted : sum / (double)r->accum;
+}
+
 int train_take_loss(struct run *r, struct train_step *s)
 {
     profile_step(r->o->profile, s->step + 1, s->step + 1 == r->o->steps);
-    double values[2] = {0.0, r->at.dp == 0 && train_time_is_up(r) ? 1.0 : 0.0};
+    double values[3] = {0.0, r->at.dp == 0 && train_time_is_up(r) ? 1.0 : 0.0, r->counted};
     TRY(model_take_loss(&r->model[0], &values[0])); /* on a GPU it arrives with the norm */
     profile_enter(r->o->profile, r->z ? PROFILE_EXPOSED : PROFILE_REST);
     if (r->z)
-        TRY_ZERO(zero_mean(r->z, values, 2));
+        TRY_ZERO(zero_mean(r->z, values, 3));
     float stop = values[1] > 0.0;
     if (r->z) /* each rank of a tp group has read its own clock */
         TRY(train_reduce_tp(&r->model[0], &stop, 1, true));
     profile_enter(r->o->profile, PROFILE_REST);
-    s->loss = values[0] / (double)r->accum;
+    s->loss = train_mean_loss(r, values[0], values[2]);
     s->stop = stop > 0.0f;
     return 0;
 }
@@ -54,7 +72,9 @@ int train_report_step(struct run *r, const struct train_step *s)
 {
     const struct train_options *o = r->o;
     double ms = (double)(report_now_ns() - s->start_ns) * 1e-6;
-    r->n_micro += r->accum * r->at.n_dp;
+    double tokens_per_s = (double)(r->at.n_dp * r->accum * o->batch * o->model.config.context) / ms * 1e3;
+    double peak = o->peak_tflops * 1e12 * r->world;
+    r->n_samples += r->accum * r->at.n_dp * o->batch;
     if (s->stop || (s->step & (s->step - 1)) == 0)
         measure_memory(r);
     struct report_step reported_step = {
@@ -62,7 +82,10 @@ int train_report_step(struct run *r, const struct train_step *s)
         .loss = s->loss,
         .grad_norm = s->info.grad_norm,
         .ms = ms,
-        .tokens_per_s = (double)(r->at.n_dp * r->accum * o->batch * o->model.config.context) / ms * 1e3,
+        .tokens_per_s = tokens_per_s,
+        .lr = (double)s->lr,
+        .mfu = peak > 0 ? tokens_per_s * model_flop_per_token(&o->model.config) / peak : NAN,
+        .seconds_left = s->stop ? 0 : seconds_left(r, s->step),
         .resident_bytes = r->compute.cuda ? r->peak_device : r->peak_resident,
         .share_done = share_done(r, s->step),
         .skipped = s->info.skipped,
@@ -249,9 +272,17 @@ void train_introduce(const struct run *r)
 {
     char how[N_HOW];
     how_it_runs(r, how);
-    report_text(&r->report, "%s: %.2f million parameters, %s, %s; %s of text in %lld files\n",
-                r->o->model.name, (double)model_n_params(&r->o->model.config) * 1e-6, MODEL_DTYPE_NAME, how,
-                report_bytes(r->data.n_bytes).text, (long long)r->data.n_files);
+    report_text(&r->report, "%s: %.2f million parameters, %s, %s; ", r->o->model.name,
+                (double)model_n_params(&r->o->model.config) * 1e-6, MODEL_DTYPE_NAME, how);
+    if (r->tokens.n_files)
+        report_text(&r->report, "%lld tokens in %d files, %lld rows", (long long)r->tokens.n_tokens,
+                    r->tokens.n_files, (long long)r->n_rows);
+    else
+        report_text(&r->report, "%s of text in %lld files", report_bytes(r->data.n_bytes).text,
+                    (long long)r->data.n_files);
+    if (r->n_eval)
+        report_text(&r->report, ", and %lld rows to evaluate", (long long)r->n_eval);
+    report_text(&r->report, "\n");
 }
 
 int train_end(struct run *r, double loss)

@@ -15,8 +15,6 @@
 #include <math.h>
 #include <stdio.h>
 
-#define N_WARMUP_STEPS 10 /* The learning rate rises over these. */
-
 /* ---- wrapping ---- */
 
 /* The first values of elements [first, first + n) of a tensor. No rank holds the whole model: libzero asks
@@ -87,22 +85,26 @@ static int backward(struct run *r, struct model *m)
 
 /* ---- training ---- */
 
+static int evaluate(struct run *r, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        TRY(train_next_held_out(r, &r->model[0], i));
+        TRY(forward(r, &r->model[0]));
+    }
+    return 0;
+}
+
 static int train_step(struct run *r, struct train_step *s)
 {
     struct model *m = &r->model[0];
     for (int64_t micro_batch = 0; micro_batch < r->accum; micro_batch++) {
-        TRY(train_next_text(r, m, micro_batch));
+        TRY(train_next_rows(r, m, micro_batch));
         TRY(forward(r, m));
         TRY(backward(r, m));
     }
     TRY(model_send_loss(m));
     TRY_ZERO(zero_step(r->z, s->lr, &s->info));
     return train_take_loss(r, s);
-}
-
-static float learning_rate(const struct train_options *o, int64_t step)
-{
-    return (float)(step < N_WARMUP_STEPS ? o->lr * ((double)(step + 1) / N_WARMUP_STEPS) : o->lr);
 }
 
 /* Makes the steps that the loaded checkpoint, if there is one, has not made. */
@@ -112,18 +114,23 @@ static int train_loop(struct run *r)
     int (*make_step)(struct run *, struct train_step *) = o->plain             ? plain_train_step
                                                           : r->at.n_stages > 1 ? pipeline_train_step
                                                                                : train_step;
+    int (*forward_only)(struct run *, int64_t) = o->plain             ? plain_evaluate
+                                                 : r->at.n_stages > 1 ? pipeline_evaluate
+                                                                      : evaluate;
     struct train_step s = {.loss = NAN};
     r->start_ns = report_now_ns();
     if (o->load)
         TRY(train_load(r, &s.step));
     s.stop = s.step >= o->steps;
     while (!s.stop) {
-        s.lr = learning_rate(o, s.step);
+        s.lr = (float)learning_rate(&o->rate, s.step);
         s.start_ns = report_now_ns();
+        TRY(train_count_tokens(r));
         TRY(make_step(r, &s));
         s.step++;
         s.stop = s.stop || s.step == o->steps;
         TRY(train_report_step(r, &s));
+        TRY(train_evaluate(r, &s, forward_only));
         TRY(train_save(r, s.step, s.stop));
     }
     if (r->z)
@@ -153,6 +160,8 @@ int train_run(const struct train_options *o)
                     .at = {.n_dp = 1, .n_stages = 1},
                     .n_own = 1,
                     .accum = o->accum,
+                    .eval_loss = NAN,
+                    .best_loss = INFINITY,
                     .report = {.json = o->json}};
     int err = train(&r);
     if (err)

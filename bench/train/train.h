@@ -4,12 +4,20 @@
 #define ZERO_BENCH_TRAIN_H
 
 #include "bench/model/model_config.h"
+#include "bench/train/learning_rate.h"
 #include "bench/train/profile.h"
 #include "zero/zero.h"
 
 #include <stdbool.h>
 
-#define TRAIN_MAX_STEP_MS 64 /* as many values as zero_mean takes */
+#define TRAIN_MAX_STEP_MS   64 /* as many values as zero_mean takes */
+#define TRAIN_DOCUMENTS_END (-1)
+
+/* Files that the command line names. */
+struct train_files {
+    const char **paths;
+    int n;
+};
 
 struct train_options {
     struct model_options model;
@@ -19,17 +27,35 @@ struct train_options {
     int64_t batch;
     /* micro-batches of a rank in a step */
     int64_t accum;
-    /* about so many tokens in each document of a row; 0: a row is one piece of text */
+    /* about so many tokens in each document of a row; 0: a row is one piece of text;
+     * TRAIN_DOCUMENTS_END: documents of the files of tokens */
     int64_t documents;
     int64_t steps;
     /* training stops after the step during which this time passes; 0: no limit */
     double seconds;
     uint64_t seed;
-    const char **paths;
-    int n_paths;
+    /* text, of which a byte is a token; or files of tokens (token_data.h), instead of it */
+    struct train_files data, tokens;
+    /* for each file of tokens, which of its tokens count in the loss; none: all */
+    struct train_files masks;
+    /* rows to evaluate, which are not trained on: this share of the data, at their end; or other files of
+     * tokens, with masks or without. 0 and none: no evaluation */
+    double held_out;
+    struct train_files eval_tokens, eval_masks;
+    /* steps between two evaluations; 0: one at the end */
+    int64_t eval_every;
+    /* the checkpoint with the lowest loss of an evaluation is kept */
+    bool keep_best;
+    /* bytes of an id in tokens; 0: a header says it */
+    int64_t token_bytes;
+    /* the id that ends a document in tokens; -1: the format's */
+    int64_t end_token;
+    /* while options are read: the list that further words belong to; NULL: data */
+    struct train_files *listing;
 
     enum zero_optimizer optimizer;
-    double lr, beta1, beta2, weight_decay, clip;
+    struct lr_schedule rate;
+    double beta1, beta2, weight_decay, clip;
 
     int64_t stage;
     /* ranks of the pipeline, 0 or 1 without one; and enum zero_schedule */
@@ -97,14 +123,20 @@ int32_t train_call_order(struct zero_call *out, const struct model_config *stage
  * libzero adds them up, or if a step has one micro-batch. */
 bool train_stores_every_micro_batch(const struct train_options *o);
 
-/* The position of a run in its text, which a checkpoint contains. */
+/* The position of a run in its data, which a checkpoint contains. */
 struct train_position {
     uint64_t seed;
     /* so far; a sample is a row of a micro-batch */
     int64_t step, samples;
+    /* bytes of text, or tokens of files */
     int64_t text_bytes;
     /* micro-batches of a step when the run began */
     int64_t per_step;
+    /* rows of the files of tokens to train on, 0 for text; -1: an older checkpoint does not say it */
+    int64_t rows;
+    /* the lowest loss of an evaluation, infinity without any, and the step after which it was made */
+    double best_loss;
+    int64_t best_step;
 };
 /* Parses the position in a checkpoint. Returns false if zero-bench train has not written it. */
 bool train_read_position(const char *text, struct train_position *out);

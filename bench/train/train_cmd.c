@@ -12,15 +12,82 @@
 
 #define UNSET (-1.0)
 
-static error_t add_path(struct argp_state *state, const struct option_row *row, char *path, void *options)
+static const struct option_word lr_kinds[] = {
+    {"constant", LR_CONSTANT}, {"cosine", LR_COSINE}, {"linear", LR_LINEAR}, {0}};
+
+/* Adds a file to the list at `to`. A word that is not an option belongs to the list before it. */
+static error_t add_file(struct argp_state *state, const struct option_row *row, char *path, void *to)
 {
-    (void)state, (void)row;
-    struct train_options *o = options;
-    const char **paths = realloc(o->paths, (size_t)(o->n_paths + 1) * sizeof *paths);
+    (void)state;
+    struct train_options *o = (void *)((char *)to - (row ? row->at : 0));
+    struct train_files *list = row ? to : o->listing ? o->listing : &o->data;
+    const char **paths = realloc(list->paths, (size_t)(list->n + 1) * sizeof *paths);
     if (!paths)
         return ENOMEM;
-    o->paths = paths;
-    o->paths[o->n_paths++] = path;
+    o->listing = list;
+    list->paths = paths;
+    list->paths[list->n++] = path;
+    return 0;
+}
+
+static error_t read_documents(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    struct train_options *o = to;
+    if (strcmp(arg, "end") != 0)
+        return option_int(state, row, arg, &o->documents);
+    o->documents = TRAIN_DOCUMENTS_END;
+    return 0;
+}
+
+/* Refuses options for data that do not go together. */
+static error_t check_data(struct argp_state *state, const struct train_options *o)
+{
+    if (o->tokens.n && o->data.n)
+        return option_fault(state, "--data: not with --tokens");
+    if (!o->tokens.n && (o->token_bytes || o->end_token >= 0 || o->masks.n))
+        return option_fault(state, "--%s: is of the files of --tokens",
+                            o->token_bytes ? "token-bytes"
+                            : o->masks.n   ? "mask"
+                                           : "end-token");
+    if (o->masks.n && o->masks.n != o->tokens.n)
+        return option_fault(state, "--mask: %d files, but --tokens has %d", o->masks.n, o->tokens.n);
+    if (o->token_bytes && o->token_bytes != 2 && o->token_bytes != 4)
+        return option_fault(state, "--token-bytes: is 2 or 4");
+    if (o->documents && (o->documents == TRAIN_DOCUMENTS_END) != (o->tokens.n > 0))
+        return option_fault(state, "--documents: is 'end' with --tokens, and a number of bytes without");
+    if (o->eval_tokens.n && (o->held_out > 0 || !o->tokens.n))
+        return option_fault(state, "--eval-tokens: is for --tokens, and not with --held-out");
+    if (o->eval_masks.n && o->eval_masks.n != o->eval_tokens.n)
+        return option_fault(state, "--eval-mask: %d files, but --eval-tokens has %d", o->eval_masks.n,
+                            o->eval_tokens.n);
+    bool evaluates = o->held_out > 0 || o->eval_tokens.n;
+    if ((o->eval_every || o->keep_best) && !evaluates)
+        return option_fault(state, "--%s: needs --held-out or --eval-tokens",
+                            o->eval_every ? "eval-every" : "keep-best");
+    if (!o->tokens.n && o->model.config.vocab < 256)
+        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
+                            (long long)o->model.config.vocab);
+    return 0;
+}
+
+/* Fills in what was not given of the learning rate, and checks it. */
+static error_t finish_rate(struct argp_state *state, struct train_options *o)
+{
+    struct lr_schedule *s = &o->rate;
+    bool falls = s->kind != LR_CONSTANT;
+    s->lr = s->lr == UNSET ? o->model.default_lr : s->lr;
+    if (!falls && (s->min_lr > 0 || s->steps))
+        return option_fault(state, "--%s: needs --lr-schedule cosine or linear",
+                            s->steps ? "lr-steps" : "min-lr");
+    s->steps = s->steps ? s->steps : o->steps;
+    if (falls && s->steps == INT64_MAX)
+        return option_fault(state,
+                            "--lr-schedule: needs --steps or --lr-steps, at which the rate has fallen");
+    if (falls && s->steps <= s->warmup)
+        return option_fault(state, "--warmup: %lld steps leave none of %lld to the schedule",
+                            (long long)s->warmup, (long long)s->steps);
+    if (s->min_lr > s->lr)
+        return option_fault(state, "--min-lr: %g is above --lr, which is %g", s->min_lr, s->lr);
     return 0;
 }
 
@@ -28,19 +95,20 @@ static error_t add_path(struct argp_state *state, const struct option_row *row, 
 static error_t finish(struct argp_state *state, void *options)
 {
     struct train_options *o = options;
-    o->lr = o->lr == UNSET ? o->model.default_lr : o->lr;
     if (o->beta2 == UNSET) {
         const struct zr_optimizer_kind *kind = zr_optimizer_kind((enum zero_optimizer)o->optimizer);
         o->beta2 = kind->bias_correction ? 0.95 : (double)kind->beta2;
     }
-    o->model.config.documents = o->documents > 0;
+    o->model.config.documents = o->documents != 0;
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
-    if (o->model.config.vocab < 256)
-        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
-                            (long long)o->model.config.vocab);
-    if (!o->save && (o->save_every || o->keep || o->save_async || (o->load && !strcmp(o->load, "latest"))))
-        return option_fault(state,
-                            "--save: is needed by --save-every, --save-async, --keep and --load latest");
+    error_t err = check_data(state, o);
+    err = err ? err : finish_rate(state, o);
+    if (err)
+        return err;
+    if (!o->save && (o->save_every || o->keep || o->save_async || o->keep_best ||
+                     (o->load && !strcmp(o->load, "latest"))))
+        return option_fault(
+            state, "--save: is needed by --save-every, --save-async, --keep, --keep-best and --load latest");
     if (o->plain && (o->save || o->load || o->import_from || o->export_to))
         return option_fault(state, "--plain: saves, loads, imports and exports nothing");
     const struct model_config *c = &o->model.config;
@@ -76,23 +144,56 @@ static error_t finish(struct argp_state *state, void *options)
     return 0;
 }
 
-#define OPTION_STRUCT struct train_options
+#define OPTION_STRUCT       struct train_options
+#define OPTION_FILES(field) .read = add_file, .at = OPTION_AT(OPTION_STRUCT, field, struct train_files : 0)
 static const struct option_row rows[] = {
     {"dtype", "f32|bf16", "Of weights, gradients and activations (f32)", OPTION_WORD(dtype, option_dtypes)},
-    {.help = "Training:"},
+    {.help = "Data:"},
     {"data", "PATH",
      "A file of text, or a folder of them; more may follow (the C headers under /usr/include)",
-     OPTION_BY(add_path)},
+     OPTION_FILES(data)},
+    {"tokens", "FILE",
+     "A file of token ids in the format of llm.c, instead of text; more may follow. Each epoch takes all "
+     "rows "
+     "in another order",
+     OPTION_FILES(tokens)},
+    {"token-bytes", "2|4", "Files of --tokens have no header, and ids are unsigned integers of so many bytes",
+     OPTION_INT(token_bytes, 2, 4)},
+    {"mask", "FILE",
+     "For each file of --tokens, in order, a file with a byte for each token: those with 0 do not count in "
+     "the loss",
+     OPTION_FILES(masks)},
+    {"documents", "N|end",
+     "Rows are packs of documents, which do not see each other: of about N bytes of text, or until an end "
+     "token",
+     OPTION_BY(read_documents), .min = 1, .max = 1000000},
+    {"end-token", "ID", "Ends a document of --tokens (50256 in llm.c's files of GPT-2, else none)",
+     OPTION_INT(end_token, 0, INT32_MAX)},
+    {"held-out", "FRACTION", "Do not train on this last part of the data, and print its loss",
+     OPTION_DOUBLE(held_out, 1e-9, 0.999)},
+    {"eval-tokens", "FILE", "Print the loss of these files, which are like those of --tokens",
+     OPTION_FILES(eval_tokens)},
+    {"eval-mask", "FILE", "For each file of --eval-tokens, what --mask is for --tokens",
+     OPTION_FILES(eval_masks)},
+    {"eval-every", "N",
+     "Print the loss of --held-out or --eval-tokens after every N-th step (at the end only)",
+     OPTION_INT(eval_every, 1, INT64_MAX / 2)},
+    {.help = "Training:"},
     {"batch", "N", "Rows in a micro-batch of one rank (4)", OPTION_INT(batch, 1, 1000000)},
     {"accum", "N", "Micro-batches per step and rank (1)", OPTION_INT(accum, 1, 100000)},
-    {"documents", "N", "Rows are packs of documents of about N tokens, which do not see each other",
-     OPTION_INT(documents, 1, 1000000)},
     {"steps", "N", "Steps (100; no limit with --seconds)", OPTION_INT(steps, 1, INT64_MAX / 2)},
     {"seconds", "N", "Stop at the step during which this long has passed",
      OPTION_DOUBLE(seconds, 0.001, 1e9)},
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", OPTION_WORD(optimizer, option_optimizers)},
-    {"lr", "X", "Learning rate, reached over the first 10 steps (one that suits the model)",
-     OPTION_DOUBLE(lr, 0, 1e6)},
+    {"lr", "X", "The highest learning rate (one that suits the model)", OPTION_DOUBLE(rate.lr, 0, 1e6)},
+    {"warmup", "N", "Steps over which the learning rate rises to --lr (10)",
+     OPTION_INT(rate.warmup, 0, INT64_MAX / 2)},
+    {"lr-schedule", "constant|cosine|linear",
+     "How the learning rate falls from --lr to --min-lr, after --warmup (constant)",
+     OPTION_WORD(rate.kind, lr_kinds)},
+    {"min-lr", "X", "What the learning rate falls to (0)", OPTION_DOUBLE(rate.min_lr, 0, 1e6)},
+    {"lr-steps", "N", "Steps after which the learning rate is --min-lr (those of --steps)",
+     OPTION_INT(rate.steps, 1, INT64_MAX / 2)},
     {"beta1", "X", "The first beta, or the momentum (0.9)", OPTION_DOUBLE(beta1, 0, 0.999999)},
     {"beta2", "X", "The second beta (adamw, adam: 0.95; else the optimizer's own)",
      OPTION_DOUBLE(beta2, 0, 0.999999)},
@@ -145,6 +246,11 @@ static const struct option_row rows[] = {
     {"save-every", "K", "Also after every K-th step", OPTION_INT(save_every, 1, INT64_MAX / 2)},
     {"save-async", NULL, "Write them while training goes on", OPTION_FLAG(save_async)},
     {"keep", "N", "Keep only the N latest", OPTION_INT(keep, 1, INT32_MAX)},
+    {"keep-best", NULL,
+     "Save also after an evaluation with a lower loss than all before. The best one's name ends in -kept, "
+     "and "
+     "--keep does not remove it",
+     OPTION_FLAG(keep_best)},
     {"load", "DIR|latest",
      "Go on from a checkpoint, or the latest in DIR; latest: that of --save, or from the start if there is "
      "none yet",
@@ -172,10 +278,10 @@ static const struct option_row rows[] = {
 
 static const struct option_table table = {
     .rows = rows,
-    .doc = "Trains a GPT-2 on the bytes of text files, on as many ranks as zero-run (or torchrun, "
-           "mpirun, srun) starts.",
+    .doc = "Trains a GPT-2 on the bytes of text files, or on files of tokens, on as many ranks as zero-run "
+           "(or torchrun, mpirun, srun) starts.",
     .args_doc = "[PATH...]",
-    .read_word = add_path,
+    .read_word = add_file,
     .finish = finish,
     OPTIONS_WITH_MODEL(struct train_options, model),
 };
@@ -189,8 +295,9 @@ struct train_options train_defaults(const struct model_options *model)
         .accum = 1,
         .steps = 100,
         .seed = 1,
+        .end_token = -1,
         .optimizer = ZERO_ADAMW,
-        .lr = model->default_lr,
+        .rate = {.lr = model->default_lr, .warmup = 10},
         .beta1 = 0.9,
         .beta2 = 0.95,
         .weight_decay = 0.1,
@@ -211,11 +318,15 @@ struct train_options train_defaults(const struct model_options *model)
 int train_command(const char *name, int argc, char **argv)
 {
     struct train_options o = train_defaults(&(struct model_options){0});
-    o.lr = o.beta2 = UNSET; /* their defaults follow other options */
+    o.rate.lr = o.beta2 = UNSET; /* their defaults follow other options */
     o.steps = -1;
     int status = options_parse(&table, name, argc, argv, &o);
     if (!status)
         status = o.dtype == ZERO_BF16 ? train_run_bf16(&o) : train_run_f32(&o);
-    free(o.paths);
+    free(o.data.paths);
+    free(o.tokens.paths);
+    free(o.masks.paths);
+    free(o.eval_tokens.paths);
+    free(o.eval_masks.paths);
     return status;
 }

@@ -522,7 +522,8 @@ static int fail_different(const struct zr_engine *e, const struct zr_mesh_axis *
     const struct zr_comm *c = e->role[a->role].comm;
     return zr_fail(ZERO_ERR_MISMATCH,
                    "%s: check: src is not the same on all ranks of %s: rank %d and rank %d differ; allowed: "
-                   "equal values on all of them, such as the result of zero_all_reduce or zero_all_gather",
+                   "equal values on all of them, such as data read by place.data, or the result of "
+                   "zero_all_reduce or zero_all_gather",
                    call, a->name, zr_comm_rank(c, 0), zr_comm_rank(c, p));
 }
 

@@ -155,6 +155,27 @@ class Rows(unittest.TestCase):
                     self.assertEqual(self.rows_on(4, *how, '--stage=1', '--pp=2', '--schedule=zero-bubble'), got)
 
 
+class Masks(unittest.TestCase):
+    """Tokens that a mask leaves out, and an evaluation, have the host's losses."""
+
+    @needs_gpus(2)
+    def test_as_on_the_host(self):
+        draw = random.Random(4)
+        with tempfile.TemporaryDirectory() as folder:
+            tokens, mask = os.path.join(folder, 'tokens'), os.path.join(folder, 'mask')
+            with open(tokens, 'wb') as f:
+                f.write(b''.join(bytes([draw.randrange(250), 0]) for _ in range(300)))
+            with open(mask, 'wb') as f:
+                f.write(bytes(draw.random() < 0.4 for _ in range(300)))
+            for n, *how in (1, '--dtype=f32'), (1, '--dtype=bf16'), (2, '--tp=2'), (2, '--stage=3', '--pp=2'):
+                args = [*SIZES[:-3], '--steps=3', '--accum=2', '--tokens', tokens, '--token-bytes=2', '--mask', mask, '--held-out=0.2', '--eval-every=1', *how]
+                gpu = train(1, *args, '--device=cuda', env={'STAND_IN_RANKS': str(n)})[0] if STAND_IN else train(n, *args, '--device=cuda')[0]
+                host = train(n, *args)[0]
+                self.assertEqual(len(gpu), 6)
+                for a, b in zip(gpu, host):
+                    self.assertAlmostEqual(a['loss'], b['loss'], 1 if '--dtype=bf16' in how else 4, how)
+
+
 class Memory(unittest.TestCase):
     @unittest.skipUnless(STAND_IN, 'it would need two GPUs')
     def test_planned_and_allocated(self):

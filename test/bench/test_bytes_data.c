@@ -101,7 +101,7 @@ static void pieces_depend_on_their_place_alone(void **state)
         text[i] = (uint8_t)i;
     struct bytes_data d = {.bytes = text, .n_bytes = sizeof text};
     int32_t tokens[B * T], targets[B * T], again[B * T], after[B * T], start[B * T];
-    const struct bytes_rows rows = {tokens, targets, start}, other = {again, after, start};
+    const struct token_rows rows = {tokens, targets, start}, other = {again, after, start};
     int changed_by[4] = {0}; /* seed, step, micro-batch, row */
     for (int64_t step = 0; step < 20; step++) {
         memset(tokens, 0xFF, sizeof tokens);
@@ -136,7 +136,7 @@ static void documents_are_pieces(void **state)
         text[i] = (uint8_t)i;
     struct bytes_data d = {.bytes = malloc(N + 256), .n_bytes = N + 256};
     int32_t tokens[2 * N], targets[2 * N], start[2 * N], n_documents = 0;
-    const struct bytes_rows rows = {tokens, targets, start};
+    const struct token_rows rows = {tokens, targets, start};
     for (int i = 0; i < N + 256; i++)
         d.bytes[i] = text[i % 256];
     bytes_data_sample(&d, &rows, 2, N, MEAN, 1, 0, 0);
@@ -162,7 +162,7 @@ static void the_shortest_text_is_one_piece(void **state)
     memcpy(text, "abcdef", T + 1);
     struct bytes_data d = {.bytes = text, .n_bytes = T + 1};
     int32_t tokens[T], targets[T], start[T];
-    const struct bytes_rows rows = {tokens, targets, start};
+    const struct token_rows rows = {tokens, targets, start};
     for (int64_t step = 0; step < 50; step++) {
         bytes_data_sample(&d, &rows, 1, T, 0, 1, step, 0);
         assert_int_equal(tokens[0], 'a');

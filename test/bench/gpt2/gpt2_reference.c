@@ -129,7 +129,8 @@ double reference_loss(const struct model_config *c, double *const params[16], co
         for (int64_t l = 0; l < c->layers; l++)
             layer(x, c, params, l, scratch);
         for (int64_t t = 0; t < T; t++)
-            loss += token_loss(x + t * C, c, params, targets[t], scratch) / (double)(B * T);
+            loss +=
+                targets[t] < 0 ? 0 : token_loss(x + t * C, c, params, targets[t], scratch) / (double)(B * T);
     }
     free(x);
     free(scratch);

@@ -125,6 +125,7 @@ static void open_fixture(struct fixture *f, const struct model_config *c, int64_
     for (int64_t i = 0; i < B * T; i++) {
         f->tokens[i] = (int32_t)(uniform() * (double)V);
         f->targets[i] = (int32_t)(uniform() * (double)V);
+        f->targets[i] = i % 6 == 4 ? MODEL_LEFT_OUT : f->targets[i];
     }
 }
 
@@ -265,7 +266,7 @@ static void draw_logits(struct compute *c, struct split_loss *s, double range)
     float *x = malloc((size_t)logit_bytes(s));
     s->exact = malloc((size_t)(LOSS_ROWS * s->V) * sizeof *s->exact);
     for (int64_t row = 0; row < LOSS_ROWS; row++)
-        s->target[row] = (int32_t)(uniform() * (double)s->V);
+        s->target[row] = row == 1 ? MODEL_LEFT_OUT : (int32_t)(uniform() * (double)s->V);
     for (int p = 0; p < PARTS; p++) {
         memset(x, 0xFF, (size_t)logit_bytes(s));
         for (int64_t row = 0; row < LOSS_ROWS; row++)
@@ -352,6 +353,8 @@ static void check_row(const struct split_loss *s, int p, int64_t row, double los
     for (int64_t v = 0; v < s->V; v++) {
         double q = s->smoothing / (double)s->V + (v == s->target[row] ? 1 - s->smoothing : 0);
         double log_p = x[v] - top - log(sum), wanted = (double)s->scale * (exp(log_p) - q);
+        if (s->target[row] == MODEL_LEFT_OUT)
+            wanted = q = 0;
         want -= q * log_p;
         if (v / s->U != p)
             continue;
