@@ -154,10 +154,9 @@ struct model {
     /* (B, T) The loss of each token; the sum of their means over micro-batches. */
     double *losses, *loss;
 
-    /* (B, T) each. After model_next_batch and before forward the caller fills in tokens and targets, of which
-     * some may be MODEL_LEFT_OUT. With
-     * config.documents it fills in document_start (B, context), and positions, which else are those of the
-     * row. */
+    /* (B, T) each. After model_next_batch and before forward the caller fills in tokens and targets. Targets
+     * may be MODEL_LEFT_OUT. With config.documents it fills in document_start (B, context), and positions,
+     * which else are those of the row. */
     int32_t *tokens, *targets, *positions, *document_start;
     /* Two host buffers, so that one is filled while the other is copied, and the device's buffer. */
     struct model_batch staged[2], batch;

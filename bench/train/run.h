@@ -26,7 +26,7 @@ struct run {
     struct model model[PIPE_MAX_OWN];
     struct train_stage stage[PIPE_MAX_OWN];
     int32_t n_own;
-    /* what it trains on: text, or the files of --tokens, of which then there are some */
+    /* what it trains on: the files of tokens, or text if there are none */
     struct bytes_data data;
     struct token_data tokens;
     /* rows of tokens to train on, the first ones */

@@ -227,8 +227,8 @@ int64_t token_data_count(const struct token_data *d, int64_t row, int64_t from, 
     return f->mask ? count : n;
 }
 
-/* A Feistel network permutes the numbers of an even number of bits, of which there are less than four times
- * n. A number that is too large is permuted again, until it is below n (cycle walking; Black and Rogaway
+/* A Feistel network permutes all numbers with an even number of bits. There are at most four times n. A
+ * number that is too large is permuted again, until it is below n (cycle walking; Black and Rogaway
  * 2002). */
 int64_t token_data_shuffled(int64_t i, int64_t n, uint64_t seed, int64_t epoch)
 {

@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Rows of tokens, (B, T) each: tokens, the token that follows each, or TOKEN_LEFT_OUT if a mask leaves it
- * out of the loss, and the position in its row at which the token's document begins. */
+/* Rows of tokens, (B, T) each: tokens, the token that follows each, and the position in its row at which the
+ * token's document begins. A target that a mask leaves out of the loss is TOKEN_LEFT_OUT. */
 enum { TOKEN_LEFT_OUT = -2 };
 struct token_rows {
     int32_t *tokens, *targets, *document_start;
@@ -45,7 +45,7 @@ struct token_data {
     int64_t end_token;
 };
 
-/* Maps the files. Each begins with the header of llm.c: 256 int32, of which the first three are
+/* Maps the files. Each begins with the header of llm.c: 256 int32. The first three are
  *
  *   20240520, 1, the number of tokens    uint16 ids follow
  *   20240801, 7, the number of tokens    uint32 ids follow
@@ -54,8 +54,8 @@ struct token_data {
  * vocab, documents and end_token of d. Returns 0 or a zero_err whose message names the file. A set without a
  * single row is refused, and with documents a file without an end token. */
 int token_data_open(struct token_data *d, const char *const *paths, int n_paths, int64_t id_bytes);
-/* The same for n bytes of text, of which each is a token. text must outlive d. Its message does not say where
- * the text is from. */
+/* The same for n bytes of text: each is a token. text must outlive d. The message does not say where the text
+ * is from. */
 int token_data_open_text(struct token_data *d, const uint8_t *text, int64_t n);
 /* Maps a mask for each file. Returns 0 or a zero_err whose message names the file. */
 int token_data_open_masks(struct token_data *d, const char *const *paths, int n_paths);

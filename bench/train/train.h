@@ -34,7 +34,7 @@ struct train_options {
     /* training stops after the step during which this time passes; 0: no limit */
     double seconds;
     uint64_t seed;
-    /* text, of which a byte is a token; or files of tokens (token_data.h), instead of it */
+    /* text, whose bytes are tokens; or files of tokens (token_data.h) instead */
     struct train_files data, tokens;
     /* for each file of tokens, which of its tokens count in the loss; none: all */
     struct train_files masks;

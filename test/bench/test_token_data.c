@@ -79,7 +79,7 @@ static void check_row(const struct token_data *d, int64_t row, int32_t first)
 static void files_are_cut_into_rows(void **state)
 {
     (void)state;
-    /* 9 tokens are two rows, of which one target and one token are the same; 4 are none; 12 leave 3 over. */
+    /* 9 tokens are two rows, with one token in both; 4 are none; 12 leave 3 over. */
     const char *paths[] = {put("a", 20240520, 1, 9, 9, 2, 10), put("b", 20240520, 1, 4, 4, 2, 100),
                            put("c", 20240801, 7, 12, 12, 4, 200)};
     struct token_data d;
@@ -203,7 +203,7 @@ static void end_tokens_of_formats(void **state)
     assert_non_null(strstr(zr_error_text(), "--end-token"));
 }
 
-/* Writes a file of n bytes, of which the i-th is bit i of `bits`. */
+/* Writes a file of n bytes. Byte i is 0 if bit i of `bits` is 0. */
 static const char *put_mask(const char *name, int n, uint32_t bits)
 {
     const char *path = in_folder(name);
