@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2.c: forward and backward of a GPT-2, of the parts in passes.h. */
+/* gpt2.c: forward and backward of a GPT-2, made of the parts in passes.h. */
 #include "bench/gpt2/gpt2.h"
 #include "bench/model/passes.h"
 
@@ -21,8 +21,8 @@ static void linear_gelu_forward(struct model *m, real *out, real *before, const 
     }
 }
 
-/* dinp (B*T, C) = dout (B*T, OC) * weight (OC, C), and then the gradient of before, of which the input was
- * gelu(before). */
+/* The input of the product was gelu(before): dinp (B*T, C) becomes the gradient of before, from dout (B*T,
+ * OC) and weight (OC, C). */
 static void linear_gelu_backward(struct model *m, real *dinp, const real *dout, int64_t ld_dout,
                                  const real *weight, const real *before, int64_t C, int64_t OC)
 {

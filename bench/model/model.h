@@ -3,8 +3,8 @@
  * tensor per kind that is stacked over the layers.
  *
  * struct model has what all models share: batches, activations between layers, kept micro-batches, the loss,
- * and the collectives of tensor and context parallelism. A kind of model, such as bench/gpt2, has a struct of
- * its own beside it for its tensors and the activations inside its layers. config.ops and struct model_passes
+ * and the collectives of tensor and context parallelism. Each kind of model, such as bench/gpt2, adds a
+ * struct for its tensors and for the activations inside its layers. struct model_ops and struct model_passes
  * are its tables of functions.
  *
  * This code does not use libzero. train.c calls it layer by layer, between brackets if the model is wrapped.

@@ -4,8 +4,9 @@
 
 #include <string.h>
 
-/* Appends the tensors of the rank's stage number k to the table. rest (n_rest) is the rest of --params, which
- * goes to the stage with the head, as one more unit. Returns the first unit after those of the stage. */
+/* Appends the tensors of the rank's stage number k to the table. rest (n_rest) has the parameters of --params
+ * that are in no layer. They are one more unit of the stage with the head. Returns the first unit after those
+ * of the stage. */
 static int32_t add_stage(struct plan_rank *out, int32_t k, enum zero_dtype dtype,
                          const struct zero_tensor *rest, int32_t n_rest)
 {

@@ -10,8 +10,8 @@
 #include "bench/train/state_hash.h"
 #include "bench/train/train.h"
 
-/* A pipeline stage of this rank: its part of the model and its units, which begin at `unit` on this rank, and
- * its n tensors from `first` on in the rank's table. */
+/* A pipeline stage of this rank: its part of the model, and that part's units. On this rank they are numbered
+ * from `unit` on. The rank's table has the stage's n tensors from `first` on. */
 struct train_stage {
     struct model_config config;
     struct model_units units;
