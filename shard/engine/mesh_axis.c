@@ -39,7 +39,7 @@ static int open_axis(struct zr_engine *e, enum zr_role role, struct zr_mesh_axis
     return 0;
 }
 
-/* Tensor parallelism has few uses for shifts, and no thread of its own for them. */
+/* Opens the stream of shifts, which is a thread on the host. Over tp shifts are rare, so they have none. */
 static int open_shifts(struct zr_engine *e, struct zr_mesh_axis *a)
 {
     const struct zr_device_ops *d = e->dev->ops;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_cp.c: context parallelism: which rows a rank has, collectives over cp beside tp, shifts that go on
- * while other calls are made, and training, which has the bits of as many data-parallel ranks. */
+/* test_cp.c: tests context parallelism: which rows a rank has; collectives over cp, beside tp; shifts that go
+ * on while other calls are made; and training, which has the bits of as many data-parallel ranks. */
 #include "test/cmocka.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
