@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llama_cuda.cu: the functions of llama_layers.h on a GPU, in the manner of gpt2_cuda.cu: a warp computes the
- * sums along a vector, sums over vectors are made in N_CHUNKS parts that are added in order, and a thread
- * moves 16 bytes at a time where it can. */
+/* llama_cuda.cu: the functions of llama_layers.h on a GPU. As in gpt2_cuda.cu, a warp computes the sums along
+ * a vector. Sums over vectors are made in N_CHUNKS parts, which are added in order. A thread moves 16 bytes
+ * at a time where rows and pointers are aligned. */
 #include <cuda_runtime.h>
 
 extern "C" {
