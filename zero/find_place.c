@@ -115,8 +115,8 @@ int zero_cp_rows(const struct zero_place *place, int64_t rows, enum zero_cp_orde
                        place->cp, place->n_cp);
     if (rows < 0 || rows % chunks)
         return zr_fail(ZERO_ERR_ARG,
-                       "zero_cp_rows: rows is %lld; allowed: a multiple of %lld (%scp, with %s)",
-                       (long long)rows, (long long)chunks, order == ZERO_CP_ZIGZAG ? "2 * " : "",
+                       "zero_cp_rows: rows is %lld; allowed: 0 and more, a multiple of %lld (%scp, with %s)",
+                       (long long)rows, (long long)chunks, chunks > cp ? "2 * " : "",
                        order == ZERO_CP_ZIGZAG ? "ZERO_CP_ZIGZAG" : "ZERO_CP_CONTIGUOUS");
     const int64_t each = rows / chunks;
     first[0] = place->cp * each;

@@ -48,8 +48,8 @@ enum zero_dtype {
     ZERO_F32 = 1,
     ZERO_BF16 = 2,
     ZERO_F16 = 3, /* zero_plan only; zero_wrap returns ZERO_ERR_NOTSUP */
-    ZERO_I32 = 4, /* for a ZERO_BUFFER only */
-    ZERO_I64 = 5  /* for a ZERO_BUFFER only */
+    ZERO_I32 = 4, /* for a ZERO_BUFFER, and in collectives that do not add */
+    ZERO_I64 = 5  /* the same */
 };
 
 /* Where the model computes, and where its parameters, gradients and optimizer state are. */
