@@ -14,7 +14,7 @@
 #define MAX_FILE   (1 << 20)  /* bytes; a real one has about a thousand */
 #define MAX_NUMBER 1000000000 /* of any size, so that products of two fit into 64 bits */
 
-/* What transformers assumes if a field is missing. */
+/* A class of transformers, and what it assumes if a field is missing. */
 struct architecture {
     const char *name, *model_type;
     /* 0: as many as heads */

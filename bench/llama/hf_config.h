@@ -61,7 +61,7 @@ struct hf_config {
     bool qkv_bias;
     /* q and k of each head are normalised before the rotation (Qwen3). */
     bool qk_norm;
-    /* Of the weights in the folder. 0: the file does not say. */
+    /* The dtype of the weights in the folder. 0: the file does not say. */
     enum zero_dtype dtype;
     /* Token that begins a text. -1: none. */
     int64_t bos;
