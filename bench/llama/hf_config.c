@@ -38,19 +38,11 @@ static const struct architecture architectures[] = {
 static const struct {
     const char *name, *allowed;
 } fixed[] = {
-    {"add_cross_attention", "false"},
-    {"attention_bias", "false"},
-    {"attention_dropout", "0"},
-    {"hidden_act", "\"silu\""},
-    {"is_causal", "true"},
-    {"is_encoder_decoder", "false"},
-    {"mlp_bias", "false"},
-    {"original_max_position_embeddings", NULL},
-    {"partial_rotary_factor", "1"},
-    {"pretraining_tp", "1"},
-    {"quantization_config", NULL},
-    {"rope_interleaved", "false"},
-    {"use_mrope", "false"},
+    {"add_cross_attention", "false"}, {"attention_bias", "false"}, {"attention_dropout", "0"},
+    {"compression_config", NULL},     {"hidden_act", "\"silu\""},  {"is_causal", "true"},
+    {"is_encoder_decoder", "false"},  {"mlp_bias", "false"},       {"original_max_position_embeddings", NULL},
+    {"partial_rotary_factor", "1"},   {"pretraining_tp", "1"},     {"quantization_config", NULL},
+    {"rope_interleaved", "false"},    {"use_mrope", "false"},
 };
 
 /* Fields that do not change what the model computes, and those that other functions read. */

@@ -65,8 +65,8 @@ struct llama_pointers {
     void **params, **grads;
     /* Of all tensors. */
     enum zero_dtype dtype;
-    /* Backward stores the gradients of matrices. If false, it adds to them. An embedding that is no head always
-     * gets sums. */
+    /* Backward stores the gradients of matrices. If false, it adds to them. An embedding that is no head
+     * always gets sums. */
     bool stores;
 };
 

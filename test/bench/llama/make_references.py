@@ -19,6 +19,7 @@ Each folder has what transformers writes (config.json, generation_config.json, t
 """
 import argparse
 import json
+import math
 import os
 import sys
 
@@ -91,8 +92,24 @@ def norm_in_f64(module, x):
     return module.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon)
 
 
+def frequencies_in_f64(config):
+    """Returns what transformers computes in f32."""
+    rope, size = config.rope_parameters, getattr(config, "head_dim", None)
+    size = size or config.hidden_size // config.num_attention_heads
+    plain = rope["rope_theta"] ** (-torch.arange(0, size, 2, dtype=torch.float64) / size)
+    if rope["rope_type"] == "default":
+        return plain
+    if rope["rope_type"] == "linear":
+        return plain / rope["factor"]
+    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
+    kept = ((turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])).clamp(0, 1)
+    return kept * plain + (1 - kept) * plain / rope["factor"]
+
+
 def rotary_in_f64(module, x, position_ids):
-    angles = position_ids[..., None].double() * module.inv_freq.double()
+    frequencies = frequencies_in_f64(module.config)
+    assert torch.allclose(frequencies, module.inv_freq.double(), rtol=1e-6, atol=0)
+    angles = position_ids[..., None].double() * frequencies
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos() * module.attention_scaling, angles.sin() * module.attention_scaling
 
@@ -199,6 +216,7 @@ def main():
     args = parser.parse_args()
     if args.check:
         return 0 if check(args.folder, args.reference) else 1
+    torch.set_num_threads(1)
     for seed, (name, case) in enumerate(CASES.items()):
         make(os.path.join(args.folder, name), seed, *case)
     return 0

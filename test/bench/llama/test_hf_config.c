@@ -247,6 +247,7 @@ static const struct {
     {ZERO_ERR_NOTSUP, LLAMA, "use_mrope", "true", "use_mrope is true; allowed: false"},
     {ZERO_ERR_NOTSUP, LLAMA, "original_max_position_embeddings", "8",
      "original_max_position_embeddings is 8; allowed: null"},
+    {ZERO_ERR_NOTSUP, LLAMA, "compression_config", "{}", "compression_config is {}; allowed: null"},
     {ZERO_ERR_NOTSUP, LLAMA, "quantization_config", "{\"quant_method\": \"gptq\"}",
      "quantization_config is {\"quant_method\":\"gptq\"}; allowed: null"},
     {ZERO_ERR_NOTSUP, LLAMA, "head_dim", "7", "head_dim is 7; allowed: an even number"},
