@@ -150,7 +150,7 @@ static void fill_fingerprint(const struct zero_ctx *z, bool failed, struct finge
     c->save_async = o->save_async;
     /* At other stages one rank may use check mode alone. At stage 3 check mode changes the plan. */
     bool of_all = z->plan->placement.shards_params || z->plan->hop[ZR_OUTER].sums_whole || o->tp > 1 ||
-                  zr_stages(z) > 1;
+                  o->cp > 1 || zr_stages(z) > 1;
     c->check = z->layout->gaps || (o->check && of_all);
     c->n_tensors = z->layout->n_tensors;
     c->layout_hash = z->layout->hash;

@@ -100,7 +100,6 @@ static void say(struct zero_ctx *z, const struct asked *a, int32_t what)
 {
     const int64_t said[] = {a->name, a->n, what};
     uint64_t hash = XXH3_64bits(said, sizeof said);
-    z->has_used_cp |= a->axis == ZERO_AXIS_CP;
     zr_engine_axis_called(z->engine, a->axis, hash);
 }
 
@@ -139,6 +138,7 @@ static int combine(struct zero_ctx *z, const struct asked *a, enum zr_op op)
     if (axis_size(z, a->axis) == 1)
         return zr_engine_copy(z->engine, x.dst, x.src, bytes_of(a));
     say(z, a, (int32_t)a->dtype);
+    z->has_used_cp |= a->axis == ZERO_AXIS_CP;
     if (op == ZR_OP_ALL_REDUCE || op == ZR_OP_REDUCE_SCATTER)
         ZR_TRY(compare(z, a, op == ZR_OP_ALL_REDUCE ? a->n : a->n * axis_size(z, a->axis), false));
     else if (a->axis == ZERO_AXIS_CP)
@@ -152,6 +152,7 @@ static int largest(struct zero_ctx *z, const struct asked *a)
     if (axis_size(z, a->axis) == 1)
         return zr_engine_copy(z->engine, x.dst, x.src, bytes_of(a));
     say(z, a, (int32_t)a->dtype);
+    z->has_used_cp |= a->axis == ZERO_AXIS_CP;
     return zr_engine_axis_max(z->engine, a->axis, a->name, &x);
 }
 
@@ -208,6 +209,16 @@ static bool *shift_is_open(struct zero_ctx *z, enum zero_axis axis)
     return &z->is_shifting[axis == ZERO_AXIS_CP];
 }
 
+static int begin_shift(struct zero_ctx *z, const struct asked *a, const struct zr_arrays *x)
+{
+    const int64_t words[] = {x->by, a->dtype};
+    say(z, a, (int32_t)XXH3_64bits(words, sizeof words));
+    z->has_used_cp |= a->axis == ZERO_AXIS_CP;
+    if (a->axis == ZERO_AXIS_CP)
+        ZR_TRY(zr_engine_compare_rows(z->engine, a->axis, a->name, x));
+    return zr_engine_shift_begin(z->engine, a->axis, x);
+}
+
 int zero_shift_begin(zero_ctx *z, enum zero_axis axis, int32_t by, void *dst, const void *src, int64_t n,
                      enum zero_dtype dtype)
 {
@@ -220,26 +231,30 @@ int zero_shift_begin(zero_ctx *z, enum zero_axis axis, int32_t by, void *dst, co
                        "zero_shift_begin: a shift is open on this axis; zero_shift_end comes first");
     struct zr_arrays x = arrays_of(&a);
     x.by = by;
-    if (axis_size(z, axis) > 1)
-        say(z, &a, by);
-    ZR_TRY(axis_size(z, axis) > 1 ? zr_engine_shift_begin(z->engine, axis, &x)
+    ZR_TRY(axis_size(z, axis) > 1 ? begin_shift(z, &a, &x)
                                   : zr_engine_copy(z->engine, dst, src, bytes_of(&a)));
     *shift_is_open(z, axis) = true;
     return 0;
 }
 
+/* After a failure, too, a shift that is open is waited for: until then it may use the program's memory. */
 int zero_shift_end(zero_ctx *z, enum zero_axis axis)
 {
     ZR_IN_CALL(z, ZR_CALL_SHIFT_END, 0, -1);
     const struct asked a = {ZR_CALL_SHIFT_END, axis, NULL, NULL, 0, ZERO_F32};
-    ZR_TRY(check_call(z, &a, false));
+    int err = check_call(z, &a, false);
+    const bool known = z && (axis == ZERO_AXIS_TP || axis == ZERO_AXIS_CP);
+    if (!known || (err && !*shift_is_open(z, axis)))
+        return err;
     if (!*shift_is_open(z, axis))
         return zr_fail(ZERO_ERR_ORDER, "zero_shift_end: no shift is open on this axis");
     *shift_is_open(z, axis) = false;
     if (axis_size(z, axis) == 1)
-        return 0;
-    say(z, &a, 0);
-    return zr_engine_shift_end(z->engine, axis);
+        return err;
+    if (!err)
+        say(z, &a, 0);
+    int ended = zr_engine_shift_end(z->engine, axis);
+    return err ? err : ended;
 }
 
 int zero_expect_equal(zero_ctx *z, enum zero_axis axis, const void *src, int64_t n, enum zero_dtype dtype)

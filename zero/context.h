@@ -121,7 +121,7 @@ struct zero_ctx {
     bool reported_unequal_buffers;
     /* a warning was given that weights which tp ranks share have become different */
     bool reported_tp_drift;
-    /* micro-batches of all ranks, in all steps */
+    /* micro-batches of all parts of the data, in all steps */
     int64_t n_micro;
     /* the model has called a collective over cp; the warning that it did not was given */
     bool has_used_cp, reported_unused_cp;

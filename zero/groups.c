@@ -57,7 +57,7 @@ static void report(const struct zr_config *c, bool shards)
 {
     const struct zero_place *p = &c->place;
     bool hfsdp = c->user.hybrid == ZERO_HFSDP, is_auto = c->user.mesh.dp_replicate == ZERO_AUTO;
-    if (p->rank != 0 || p->n_data == 1)
+    if (p->rank != 0 || zr_place_dp(p) == 1)
         return;
     if (!shards && p->n_dp_replicate > 1)
         zr_warn(c->log, "dp_replicate is %d but stage is %d, not 3: all data-parallel ranks are one group%s",

@@ -113,6 +113,8 @@ int zero_unwrap(zero_ctx **z)
     struct zr_saved_error save;
     zr_error_save(&save, zr_save_end(ctx));
     int err = zr_engine_check(ctx->engine);
+    if (ctx->is_shifting[0] || ctx->is_shifting[1])
+        zr_warn(ctx->config.options.log, "zero_unwrap: zero_shift_end is missing for a shift that is open");
     if (!err) {
         report_unused_gradients(ctx);
         zr_engine_called(ctx->engine, 0);

@@ -284,7 +284,7 @@ ZERO_API int zero_release_all(zero_ctx *z);
 
 /* Replace each of n values (0 to 64) by its mean over ranks, for losses and metrics.
  *
- * The sum is exact. With tp the mean is over the ranks with the same index along tp. With pp the last
+ * The sum is exact. Ranks along cp count. With tp the mean is over the ranks with the same index along tp. With pp the last
  * pipeline stage's values are used, and all ranks get their mean.
  *
  * Collective over the world. Blocks. */
@@ -327,13 +327,13 @@ ZERO_API int zero_all_to_all(zero_ctx *z, enum zero_axis axis, void *dst, const 
                              enum zero_dtype dtype);
 
 /* Begin and end one step of a ring: send src to the rank `by` places further along the axis, and receive dst
- * from the rank as far before.
+ * from the rank `by` places back.
  *
- * by may be negative. One shift per axis is open at a time. Until zero_shift_end
- * dst must not be used, and src not be changed.
+ * by may be negative. One shift per axis is open at a time. Until zero_shift_end dst must not be used, and src
+ * not be changed. zero_shift_end waits after a failure, too.
  *
  * Collective over the axis.
- * Blocks  host: zero_shift_end, until dst has arrived; over tp zero_shift_begin
+ * Blocks  host: zero_shift_end, until dst has arrived; zero_shift_begin over tp, or for more than 1 GiB
  * GPU     zero_shift_end lets cfg.stream wait
  * Errors: ARG    dst and src overlap
  *         ORDER  a shift is open, or none */
@@ -349,7 +349,7 @@ ZERO_API int zero_shift_end(zero_ctx *z, enum zero_axis axis);
  * action of zero_next. There it blocks until the others have come, elsewhere as zero_all_reduce. */
 ZERO_API int zero_broadcast(zero_ctx *z, enum zero_axis axis, int32_t root, void *buf, int64_t bytes);
 
-/* Assert that all ranks of an axis have the same n elements in src.
+/* Assert that all ranks of an axis have the same n elements in src, which is memory of cfg.device.
  *
  * With cfg.debug.check they are compared in steps 1, 2, 4 and so on. Without it nothing is read or sent.
  *

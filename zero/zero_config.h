@@ -126,7 +126,7 @@ struct zero_mesh {
     /* + Replicas of the model at stage 3 (HSDP, HFSDP), each sharded over dp_shard ranks. Lower stages treat
      * all data-parallel ranks as one group, with a warning. ZERO_AUTO: one replica per host. Default 1. */
     int32_t dp_replicate;
-    /* + Ranks that stages 1 to 3 shard over. Default 0: what the other axes leave of the world. */
+    /* + Ranks that stages 1 to 3 shard over, beside those of cp. Default 0: what the other axes leave of the world. */
     int32_t dp_shard;
     /* + Context parallelism: ranks that share the rows of every sequence (context_parallel.md), 1 to 64.
      * Stages shard over dp_shard * cp ranks. Default 1. */

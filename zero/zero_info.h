@@ -60,7 +60,7 @@ struct zero_plan_info {
     struct zero_traffic traffic;
     /* Bytes by the ZeRO paper's formula: parameters, gradients and optimizer state only. */
     int64_t paper_bytes;
-    /* Ranks that share one copy of the parameters, and enum zero_hybrid. */
+    /* Ranks that share one copy of the parameters, those along cp included; and enum zero_hybrid. */
     int32_t dp_shard, hybrid;
 };
 
@@ -108,7 +108,8 @@ struct zero_stats {
     int64_t n_steps, n_skipped;
     /* Steps discarded by zero_drop, which count nowhere else. */
     int64_t n_dropped;
-    /* Micro-batches of all ranks in all steps, including those of the loaded checkpoint. */
+    /* Micro-batches of all parts of the data (place.n_data) in all steps, including those of the loaded
+     * checkpoint. */
     int64_t n_micro;
     /* Times that the order of calls changed and was learned again. */
     int64_t n_replans;

@@ -13,7 +13,7 @@
 
 /* Positions in a tile of queries; a GPU wants few large products. Keys that are multiplied at once. Bytes of
  * the scores of a group of heads. */
-enum { HOST_TILE = 64, GPU_TILE = 256, KEYS = 1024, HOST_BYTES = 4 << 20, GPU_BYTES = 128 << 20 };
+enum { HOST_TILE = 128, GPU_TILE = 256, KEYS = 1024, HOST_BYTES = 4 << 20, GPU_BYTES = 128 << 20 };
 
 static int64_t smaller(int64_t a, int64_t b)
 {
@@ -35,7 +35,7 @@ struct work {
     int64_t tile_rows, n_keys;     /* positions in a tile; rows of keys */
     struct gpt2_tile tile;
     int64_t n_blocks; /* of keys that this tile has multiplied */
-    /* Of backward's caller: (B, NH, all queries). */
+    /* (B, NH, all queries) The arrays that backward's caller gives. */
     const float *given_logsum, *given_dots;
     real *q, *dy, *k, *v, *att, *dscores;
     float *scores, *datt;

@@ -206,7 +206,7 @@ struct block_work {
     }
 };
 
-/* Blocks of N rows of the two ranges of rows. Position from[i] of range i begins a block, and so does every
+/* Blocks of N rows of the two ranges of rows. A block begins at position from[i] of range i, and at every
  * N-th position after it, as far as to[i]. */
 template <int N> struct blocks {
     int from[2], to[2], count[2];

@@ -7,7 +7,7 @@
  * in tiles on a fixed grid of positions, against keys up to the end of the tile. A tile of which the call has
  * only some queries is computed whole. So a query's output has the same bits whatever the other queries are.
  *
- * The bf16 model on a GPU has a kernel of its own for some head sizes (gpt2_attention.cu); otherwise
+ * The bf16 model on a GPU has one kernel for some head sizes (gpt2_attention.cu). Otherwise
  * attention consists of matrix products and functions of the layer table. Pointers are memory of on's
  * device. */
 #ifndef ZERO_BENCH_GPT2_ATTENTION_H

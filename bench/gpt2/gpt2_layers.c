@@ -288,10 +288,18 @@ GPT2_CLONES static void load_rows(real *restrict to, const real *restrict from, 
     }
 }
 
+/* Who moves n elements: all threads, or one if they are so few that starting threads would take longer. */
+static const struct compute *movers(const struct compute *on, int64_t n)
+{
+    static const struct compute one = {.n_threads = 1};
+    return n < 1 << 14 ? &one : on;
+}
+
 static int attention_load(const struct compute *on, real *to, const real *from, struct gpt2_heads heads,
                           struct gpt2_rows rows, int64_t first, int64_t n)
 {
     const struct part_of_heads p = {heads, rows, first, n};
+    on = movers(on, heads.n * n * heads.width);
     IN_PARTS(on)
     load_rows(to, from, &p, part_at(on, heads.n * n, part), part_at(on, heads.n * n, part + 1));
     return 0;
@@ -335,6 +343,7 @@ static int attention_store(const struct compute *on, real *to, float *to32, bool
                            struct gpt2_heads heads, struct gpt2_rows rows, int64_t first, int64_t n)
 {
     const struct part_of_heads p = {heads, rows, first, n};
+    on = movers(on, heads.n * n * heads.width);
     IN_PARTS(on)
     store_rows(to, to32, adds, from, &p, part_at(on, heads.n * n, part), part_at(on, heads.n * n, part + 1));
     return 0;

@@ -383,9 +383,10 @@ int zr_engine_shift_end(struct zr_engine *e, enum zero_axis axis);
  * Otherwise each rank should have a different contribution, and the first equal ones cause a warning. */
 int zr_engine_compare_activation(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
                                  const struct zr_arrays *x, bool whole);
-/* The same for a gather or an all-to-all over an axis of several ranks, where each rank has rows of its own.
- * Two ranks with the same cause a warning. So do two ranks that have given this array and the one before it
- * in opposite orders, if each has both in one piece of memory. */
+/* With cfg.debug.check, in steps that compare: warns if two ranks of the axis have the same elements in
+ * x->src, where each should have other rows. Warns also if two ranks have given this array and the one before
+ * it in opposite orders, which is seen if each rank has both in one piece of memory. For gathers and
+ * all-to-all, on an axis of several ranks. */
 int zr_engine_compare_rows(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
                            const struct zr_arrays *x);
 /* In steps that compare: gives n words of every rank of the axis to all. *all: those of rank 0, 1, ...; NULL:

@@ -21,6 +21,7 @@ enum {
     MAX_GATHERED_BYTES = 512 << 10, /* largest array that sum_gathered adds up */
     FEW_ELEMS = 8,                  /* with fewer elements, equal contributions prove nothing */
     COMPARED = -2,                  /* kind of a comparison's tag, in place of a dtype */
+    SHIFT_PIECES = 1024,            /* pieces of a shift that the stream takes without a wait */
 };
 _Static_assert(ZR_AXIS_RANKS <= ZR_MAX_SOURCES, "a maximum has a source for each rank");
 
@@ -39,13 +40,14 @@ static int open_axis(struct zr_engine *e, enum zr_role role, struct zr_mesh_axis
     return 0;
 }
 
-/* Tensor parallelism has few uses for shifts, and no thread of its own for them. */
+/* Opens the stream of shifts, which is a thread on the host. Over tp shifts are rare, so they have none. */
 static int open_shifts(struct zr_engine *e, struct zr_mesh_axis *a)
 {
     const struct zr_device_ops *d = e->dev->ops;
     if (a->size == 1)
         return 0;
     ZR_TRY(d->stream_open(e->dev, ZR_STREAM_QUEUE, "zero-shift", NULL, &a->shift_stream));
+    ZR_TRY(zr_stream_reserve(e->dev, a->shift_stream, 3 * SHIFT_PIECES));
     ZR_TRY(d->event_open(e->dev, &a->shift_ready));
     return d->event_open(e->dev, &a->shift_done);
 }
@@ -409,30 +411,45 @@ int zr_engine_axis_broadcast(struct zr_engine *e, enum zero_axis axis, enum zr_c
     return end_collective(e, err ? err : broadcast_pieces(e, a, root, buf, bytes, &tag));
 }
 
+static int put_shift(struct zr_engine *e, struct zr_mesh_axis *a, struct zr_stream *s,
+                     const struct zr_arrays *x)
+{
+    const struct zr_tag tag = zr_axis_tag(e, a, ZR_CALL_SHIFT_BEGIN, x->n, (int32_t)x->dtype);
+    if (!x->n)
+        return 0;
+    return zr_comm_has_arrays(e->role[a->role].comm, ZR_OP_SHIFT)
+               ? zr_role_arrays(e, a->role, s, ZR_OP_SHIFT, x, &tag)
+               : shift_pieces(e, a, s, x, &tag);
+}
+
 int zr_engine_shift_begin(struct zr_engine *e, enum zero_axis axis, const struct zr_arrays *x)
 {
     struct zr_mesh_axis *a = zr_axis_of(e, axis);
     const struct zr_device_ops *d = e->dev->ops;
-    const struct zr_tag tag = zr_axis_tag(e, a, ZR_CALL_SHIFT_BEGIN, x->n, (int32_t)x->dtype);
     struct zr_stream *s = a->shift_stream ? a->shift_stream : e->compute;
-    const bool whole = zr_comm_has_arrays(e->role[a->role].comm, ZR_OP_SHIFT);
     int err = 0;
     if (a->shift_stream)
         err = d->event_record(a->shift_ready, e->compute);
     if (!err && a->shift_stream)
         err = d->stream_wait(s, a->shift_ready);
-    if (!err && x->n)
-        err = whole ? zr_role_arrays(e, a->role, s, ZR_OP_SHIFT, x, &tag) : shift_pieces(e, a, s, x, &tag);
+    if (!err)
+        err = put_shift(e, a, s, x);
     if (!err && a->shift_stream)
         err = d->event_record(a->shift_done, s);
-    a->is_shifting = true;
+    a->is_shifting = !err;
+    if (err && d->compute_on_caller) /* what is on the stream may use the program's memory */
+        d->stream_sync(s);
     return end_collective(e, err);
 }
 
+/* After a failure the host waits, too, until the stream no longer uses the program's memory. */
 int zr_engine_shift_end(struct zr_engine *e, enum zero_axis axis)
 {
     struct zr_mesh_axis *a = zr_axis_of(e, axis);
+    const struct zr_device_ops *d = e->dev->ops;
     int err = follow_shift(e, a);
+    if (err && a->shift_stream && d->compute_on_caller)
+        d->stream_wait(e->compute, a->shift_done);
     a->is_shifting = false;
     return end_collective(e, err);
 }

@@ -71,7 +71,7 @@ struct zr_tag zr_axis_tag(const struct zr_engine *e, const struct zr_mesh_axis *
 int zr_axes_open(struct zr_engine *e);
 /* Collective: all ranks allocate in one order. */
 int zr_axes_allocate(struct zr_engine *e);
-/* All streams must be idle. */
+/* Waits for a shift that was not ended. */
 void zr_axes_close(struct zr_engine *e);
 
 #endif

@@ -74,6 +74,7 @@ static void write_combination(struct zr_writing *w, enum zero_axis axis, int siz
         op.how == ZR_COMBINE_MAX ? 1 + zr_verify_below(w->random, ZR_VERIFY_MAX_OP_ELEMS) : draw_elems(w);
     op.bf16 = op.how != ZR_COMBINE_MAX && zr_verify_chance(w->random, 50);
     op.in_place = zr_verify_chance(w->random, 50);
+    op.by = op.how == ZR_COMBINE_BROADCAST ? (int32_t)zr_verify_below(w->random, size) : 0;
     op.n = (int32_t)(n / size * size);
     zr_write(w->s, op);
 }

@@ -137,6 +137,17 @@ static int exchange_parts(const struct axis_operation *m)
     return 0;
 }
 
+static int broadcast(const struct axis_operation *m)
+{
+    char *at = array_at(m, WHOLE);
+    const struct zr_content content = contribution_of(m, m->op->by, ZR_CONTENT_ACTIVATION);
+    enum zr_call_name call = m->axis == ZERO_AXIS_CP ? ZR_CALL_BROADCAST_CP : ZR_CALL_BROADCAST_TP;
+    if (m->rank == m->op->by)
+        ZR_TRY(touch(m, "an activation for all ranks", at, 0, m->n, ZR_SIM_SET, content));
+    ZR_TRY(zr_engine_axis_broadcast(&m->r->engine, m->axis, call, m->op->by, at, m->n * m->elem_bytes));
+    return touch(m, "an activation of one rank", at, 0, m->n, ZR_SIM_READ, content);
+}
+
 /* Real numbers, which the host compares after the collective. */
 static float number_of(int32_t rank, int64_t i)
 {
@@ -241,6 +252,8 @@ int zr_verify_combine(struct zr_verify_rank *r, const struct zr_script_op *op)
         return gather(&m);
     case ZR_COMBINE_PARTS:
         return exchange_parts(&m);
+    case ZR_COMBINE_BROADCAST:
+        return broadcast(&m);
     case ZR_COMBINE_MAX:
         return take_max(&m);
     case ZR_COMBINATIONS:

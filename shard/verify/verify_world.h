@@ -74,6 +74,7 @@ enum zr_combination {
     ZR_COMBINE_SCATTER,
     ZR_COMBINE_GATHER,
     ZR_COMBINE_PARTS,
+    ZR_COMBINE_BROADCAST,
     ZR_COMBINE_MAX,
     ZR_COMBINATIONS
 };
@@ -92,7 +93,7 @@ struct zr_script_op {
     /* USE: the second use, at the end of forward and the beginning of backward. */
     bool again;
     /* COMBINE and SHIFT: enum zero_axis. Then the collective, its data type and n elements, and whether it
-     * works in place. by: the distance of a shift. */
+     * works in place. by: the distance of a shift, or the root of a broadcast. */
     uint8_t axis, how;
     bool bf16, in_place;
     int32_t n, by;

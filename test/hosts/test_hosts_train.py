@@ -31,7 +31,8 @@ WORLD = 2 * N_HOSTS
 DRAW = random.Random(library.SEED)
 HYBRIDS = ['hsdp', 'hfsdp'] if os.environ.get('ALL') else [DRAW.choice(['hsdp', 'hfsdp'])]
 # What goes between hosts: the number of hosts, and the options.
-MESHES = {'tp': (N_HOSTS, [f'--tp={WORLD}']), 'pp': (N_HOSTS, [f'--pp={N_HOSTS}']), 'both': (WORLD, [f'--pp={N_HOSTS}', '--tp=2'])}
+MESHES = {'tp': (N_HOSTS, [f'--tp={WORLD}']), 'pp': (N_HOSTS, [f'--pp={N_HOSTS}']), 'both': (WORLD, [f'--pp={N_HOSTS}', '--tp=2']),
+          'cp': (N_HOSTS, [f'--cp={WORLD}', f'--context={16 * WORLD}', '--cp-form=ring'])}
 CROSSING = [*MESHES] if os.environ.get('ALL') else [DRAW.choice([*MESHES])]
 CUTS = ['for a second', 'for good'] if os.environ.get('ALL') else [DRAW.choice(['for a second', 'for good'])]
 
@@ -149,7 +150,7 @@ class Train(unittest.TestCase):
         """Ranks of the host that was cut name rank 0's host, and the others name the one that was cut. The
         launcher is not waited for: with --enable-recovery Open MPI's does not end."""
         net = self.start_hosts()
-        mesh = DRAW.choice([[], MESHES['tp'][1], MESHES['pp'][1]])
+        mesh = DRAW.choice([[], *(MESHES[axis][1] for axis in ('tp', 'pp', 'cp'))])
         print(*mesh)
         job = launch(net, 'cut', ['--steps=100000', '--heads=12', '--channels=48', *mesh], ZERO_TIMEOUT_MS=TIMEOUT_MS, ZERO_START_TIMEOUT_MS=PATIENT_MS, **rendezvous(net))
         job.expect('"step":2,', LIMIT)

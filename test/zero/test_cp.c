@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_cp.c: context parallelism: which rows a rank has, collectives over cp beside tp, shifts that go on
- * while other calls are made, and training, which has the bits of as many data-parallel ranks. */
+/* test_cp.c: tests context parallelism: which rows a rank has; collectives over cp, beside tp; shifts that go
+ * on while other calls are made; and training, which has the bits of as many data-parallel ranks. */
 #include "test/cmocka.h"
+#include "test/first_error.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
@@ -323,7 +324,17 @@ static void keep_line(void *arg, const char *line)
 }
 
 /* A use that check mode notices. */
-enum use { RIGHT_ROWS, MISSING_ROW, SHARED_ROW, SHARED_END, SAME_ROWS, OTHER_ORDER, OTHER_ROW, USES };
+enum use {
+    RIGHT_ROWS,
+    MISSING_ROW,
+    SHARED_ROW,
+    SHARED_END,
+    SAME_ROWS,
+    SAME_SHIFTED,
+    OTHER_ORDER,
+    OTHER_ROW,
+    USES
+};
 
 static const struct {
     int code;
@@ -333,6 +344,7 @@ static const struct {
     [SHARED_ROW] = {ZERO_ERR_MISMATCH, "check: row 2 belongs to two ranks of cp, rank 0 and rank 1", NULL},
     [SHARED_END] = {ZERO_ERR_MISMATCH, "check: row 10 belongs to two ranks of cp, rank 0 and rank 1", NULL},
     [SAME_ROWS] = {0, NULL, "src is the same on rank 1 and rank 2 of cp: each must have rows of its own"},
+    [SAME_SHIFTED] = {0, NULL, "zero_shift_begin in step 1: src is the same on rank 1 and rank 2 of cp"},
     [OTHER_ORDER] = {0, NULL, "rank 0 and rank 2 of cp have given this array and the one before in opposite"},
     [OTHER_ROW] = {ZERO_ERR_MISMATCH, "src is not the same on all ranks of cp: rank 0 and rank 1 differ",
                    NULL},
@@ -349,8 +361,11 @@ static int misuse(const struct rank *k, enum use use)
     if (use <= SHARED_END)
         return zero_expect_rows(k->z, 12, first, n);
     prepare(k, 2 * half, 2 * half * k->p.n_cp);
-    for (int64_t i = 0; i < 2 * half && use == SAME_ROWS && k->p.cp == 2; i++)
+    for (int64_t i = 0; i < 2 * half && use <= SAME_SHIFTED && k->p.cp == 2; i++)
         k->src[i] = number(k, 1, i);
+    if (use == SAME_SHIFTED)
+        return FIRST_ERROR(zero_shift_begin(k->z, ZERO_AXIS_CP, 1, k->dst, k->src, half, ZERO_F32),
+                           zero_shift_end(k->z, ZERO_AXIS_CP));
     if (use == OTHER_ROW)
         return zero_expect_equal(k->z, ZERO_AXIS_CP, k->src, half, ZERO_F32);
     const bool turned = use == OTHER_ORDER && k->p.cp == 2;
@@ -439,6 +454,75 @@ static void calls_that_differ(void **state)
     toy_run(4, differing_rank, NULL, r, "ranks of cp make different calls");
 }
 
+/* Check mode makes collectives of its own, so all ranks must be in it. */
+static void checked_alone(struct toy_rank *r)
+{
+    struct zero_config cfg = toy_config(r, 1);
+    struct toy m;
+    zero_ctx *z = NULL;
+    cfg.mesh.cp = 2;
+    cfg.debug.check = r->rank == 1;
+    cfg.debug.log = toy_forget_line;
+    toy_make(&m);
+    toy_expect(r, zero_wrap(&z, m.table, TOY_TENSORS, &cfg), ZERO_ERR_MISMATCH,
+               "check is 1 on rank 1 and 0 on rank 0");
+    toy_free(&m);
+}
+
+static void check_mode_of_one_rank(void **state)
+{
+    struct toy_rank r[MAX_TOY_RANKS];
+    toy_run(2, checked_alone, NULL, r, "one rank checks");
+}
+
+/* ---- shifts that are not ended, or that fail ---- */
+
+static _Atomic int n_missing;
+
+static void count_missing(void *arg, const char *line)
+{
+    n_missing += strstr(line, "zero_shift_end is missing") != NULL;
+}
+
+/* Rank 1 leaves before it shifts. Otherwise no rank ends its shift. */
+static void leaving_rank(struct toy_rank *r)
+{
+    const bool *leaves = r->arg;
+    struct zero_config cfg = toy_config(r, 1);
+    struct toy m;
+    zero_ctx *z = NULL;
+    float *src = calloc(MAX_N, sizeof *src), *dst = calloc(MAX_N, sizeof *dst);
+    int err = 0;
+    cfg.mesh.cp = 2;
+    cfg.launch.timeout_ms = 3000;
+    cfg.debug.log = count_missing;
+    where_open(r->rank, &cfg);
+    toy_make(&m);
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    if (!err && !(*leaves && r->rank == 1))
+        TOY_TRY(zero_shift_begin(z, ZERO_AXIS_CP, 1, dst, src, MAX_N, ZERO_F32));
+    if (!err && *leaves && r->rank == 0) {
+        int ended = zero_shift_end(z, ZERO_AXIS_CP), again = zero_shift_end(z, ZERO_AXIS_CP);
+        if (!ended || again != ended)
+            toy_wrong(r, "a shift without the other rank ended with %d, and again with %d", ended, again);
+    }
+    zero_unwrap(&z);
+    toy_free(&m);
+    free(src);
+    free(dst);
+}
+
+static void shifts_that_stay_open(void **state)
+{
+    for (int leaves = 0; leaves < 2; leaves++) {
+        bool arg = leaves;
+        struct toy_rank r[MAX_TOY_RANKS];
+        n_missing = 0;
+        toy_run(2, leaving_rank, &arg, r, leaves ? "a rank leaves" : "no rank ends its shift");
+        assert_int_equal(n_missing, leaves ? 0 : 2);
+    }
+}
+
 /* ---- training ---- */
 
 static _Atomic int n_lines;
@@ -468,6 +552,7 @@ static void train(struct toy_rank *r)
     for (int step = 0; step < 3; step++) {
         TOY_TRY(toy_forward(&m, z, true));
         TOY_TRY(toy_backward(&m, z, true, step, step * r->world + r->rank));
+        TOY_TRY(zero_expect_equal(z, ZERO_AXIS_CP, &step, 1, ZERO_I32)); /* does not count as a use of cp */
         TOY_TRY(zero_step(z, 0.01f, NULL));
     }
     TOY_TRY(toy_hash(z, 2, &r->hash));
@@ -505,9 +590,10 @@ static void the_same_bits_as_data_parallel(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rows_of_ranks),     cmocka_unit_test(places),
-        cmocka_unit_test(collectives),       cmocka_unit_test(what_check_mode_says),
-        cmocka_unit_test(calls_that_differ), cmocka_unit_test(the_same_bits_as_data_parallel),
+        cmocka_unit_test(rows_of_ranks),         cmocka_unit_test(places),
+        cmocka_unit_test(collectives),           cmocka_unit_test(what_check_mode_says),
+        cmocka_unit_test(calls_that_differ),     cmocka_unit_test(check_mode_of_one_rank),
+        cmocka_unit_test(shifts_that_stay_open), cmocka_unit_test(the_same_bits_as_data_parallel),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -163,7 +163,8 @@ static void note_parts(struct checked *m, const struct zr_comm *c, const struct 
 }
 
 /* Declares the operation, and which ranks wait for each other. In a broadcast the others wait for the root,
- * and it for them. In a gather, and in an operation of arrays, all wait for all at its start only.
+ * and it for them. A shift counts as if all waited for all, though only neighbours do; the simulator knows
+ * that (comm/sim). In a gather, and in an operation of arrays, all wait for all at its start only.
  * In an agreement all read all records, then they meet, and then each writes its record. */
 static struct zr_stream *check_puts(struct zr_comm_watch *w, struct zr_comm *c, struct zr_stream *s,
                                     const struct zr_comm_op *op)

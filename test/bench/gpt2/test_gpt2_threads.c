@@ -62,7 +62,7 @@ static void rows_and_elements(const struct compute *on, struct block *b, struct 
     l->add(on, din, out, N * C);
 }
 
-/* A tile of all tokens, of which every second part is a query, and its way from and to the heads' rows. */
+/* A tile of all tokens, about half of which are queries, and its way from and to the heads' rows. */
 static void attention(const struct compute *on, struct block *b, struct random_source *r,
                       const struct shape *s)
 {
