@@ -5,9 +5,11 @@
 #include "bench/llama/hf_folder.h"
 #include "bench/llama/llama_names.h"
 #include "kernels/error.h"
+#include "test/bench/llama/llama_references.h"
 #include "test/cmocka.h"
 #include "test/zero/toy_net.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -347,6 +349,60 @@ static void tp_must_divide_heads_and_channels(void **state)
     assert_non_null(strstr(zr_error_text(), "20 channels of the MLP (intermediate_size)"));
 }
 
+/* ---- the values of transformers ---- */
+
+/* The mean over the tokens of batch 0. */
+static double loss_of_logits(const struct llama_references *r)
+{
+    double loss = 0;
+    int64_t n = r->rows * r->tokens;
+    for (int64_t i = 0; i < n; i++) {
+        const double *logits = &r->logits[i * r->vocab];
+        double sum = 0;
+        for (int64_t v = 0; v < r->vocab; v++)
+            sum += exp(logits[v]);
+        loss += (log(sum) - logits[r->targets[i]]) / (double)n;
+    }
+    return loss;
+}
+
+static void check_gradient(const struct llama_references *r, const struct zero_tensor *t, const char *name)
+{
+    struct llama_gradient g = llama_references_gradient(r, name);
+    int64_t n = 1;
+    double sum = 0;
+    for (int d = t->flags & ZERO_STACKED ? 1 : 0; d < 8 && t->shape[d]; d++)
+        n *= t->shape[d];
+    for (int64_t i = 0; i < g.n; i++)
+        sum += g.elements[i] * g.elements[i];
+    assert_true((g.n - 1) * g.stride < n);
+    assert_true(g.norm > 0 && sum <= g.norm * g.norm * (1 + 1e-12));
+}
+
+/* The loss follows from the logits, and every tensor has a gradient of its size. */
+static void values_of_transformers_agree(void **state)
+{
+    for (int i = 0; i < N_NAMES; i++) {
+        struct llama_references r;
+        char folder[1024];
+        struct job job = {folder, NULL, &meshes[0], {0}};
+        struct model *m = calloc(1, sizeof *m);
+        snprintf(folder, sizeof folder, "%s/%s", references, names[i]);
+        llama_references_open(&r, folder);
+        assert_int_equal(hf_config_read(&job.config, folder), 0);
+        assert_int_equal(r.vocab, job.config.vocab);
+        assert_true(r.steps >= 20 && r.tokens <= job.config.context);
+        assert_true(fabs(loss_of_logits(&r) - r.loss) < 2e-6 * r.loss);
+        assert_true(fabs(r.losses[0] - r.loss) < 2e-6 * r.loss);
+        assert_true(r.losses[r.steps - 1] < r.losses[0]);
+        describe(m, &job, 0);
+        for (int32_t k = 0; k < m->n_map; k++)
+            check_gradient(&r, &m->table[m->map[k].tensor], m->map[k].name);
+        llama_references_close(&r);
+        free(m);
+    }
+}
+
 /* ---- the folder ---- */
 
 static void put(const char *folder, const char *name, const char *text)
@@ -418,6 +474,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_tied_embedding_is_on_both_ends),
         cmocka_unit_test(partial_gradients_are_summed_over_tp),
         cmocka_unit_test(tp_must_divide_heads_and_channels),
+        cmocka_unit_test(values_of_transformers_agree),
         cmocka_unit_test(files_beside_the_weights_are_copied),
         cmocka_unit_test(a_folder_that_cannot_be_written_is_named),
     };
