@@ -5,10 +5,10 @@
 
 #include "zero/types.h"
 
-/* Copies what is beside the weights in folder `from` to folder `to`, which zero_export has made: config.json,
- * with the dtype of the exported weights, and generation_config.json, the tokenizer's files and chat
- * templates where they are. A file of `to` is replaced when the new one is complete. The folders may be the
- * same one. Called by one rank. ZERO_ERR_IO names the file. */
+/* Copies config.json from folder `from` to folder `to`, which zero_export has made, and sets the dtype of the
+ * exported weights in it. Also copies generation_config.json, the tokenizer's files and chat templates, if
+ * they are there. A file of `to` is replaced when the new one is complete. The folders may be the same one.
+ * One rank calls this, after zero_export. ZERO_ERR_IO names the file. */
 int hf_folder_copy(const char *from, const char *to, enum zero_dtype dtype);
 
 #endif

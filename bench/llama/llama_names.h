@@ -7,8 +7,13 @@
  * divide each separately, but tp_blocks divides a tensor in equal blocks. A fused tensor would also need
  * several names for the rows of one layer, but a zero_weight names a whole layer.
  *
- * Letters of shapes: L layers, C channels, H channels of a head. With tensor parallelism a rank has A = heads
- * * H / tp channels of q, K = kv_heads * H / tp of k and v, F = hidden / tp of the MLP, and U token ids. */
+ * Letters of shapes; tensor parallelism cuts the last four:
+ *
+ *     L  layers                     A  channels of all heads of q
+ *     C  channels between layers    K  channels of all heads of k, and of v
+ *     H  channels of a head         F  channels of the MLP
+ *                                   U  token ids
+ */
 #ifndef ZERO_BENCH_LLAMA_NAMES_H
 #define ZERO_BENCH_LLAMA_NAMES_H
 
@@ -52,14 +57,20 @@ struct llama_part {
 /* U, the token ids of a tensor-parallel rank. The last rank may have unused ids at the end. */
 int64_t llama_part_vocab(const struct llama_part *p);
 
-/* Units of a part, numbered from 0: the embedding, which a tied model also uses with the last norm as its
- * head; one for each layer; the last norm and head of an untied model. -1: the part has no such unit. */
+/* Units of a part, numbered from 0 in the order of the forward pass. -1: the part has no such unit. */
 struct llama_units {
-    int32_t embedding, first_layer, head, n;
+    /* The embedding. In a tied model also the last norm, because this unit is used last, too. */
+    int32_t embedding;
+    /* Each layer is a unit. */
+    int32_t first_layer;
+    /* The last norm and the head of an untied model. */
+    int32_t head;
+    /* Number of units. */
+    int32_t n;
 };
 struct llama_units llama_units_of(const struct llama_part *p);
 
-/* What a model gives for its table. */
+/* llama_describe takes these from the model. */
 struct llama_pointers {
     /* (LLAMA_N_TENSORS) each. */
     void **params, **grads;

@@ -162,7 +162,7 @@ static void describe(struct model *m, const struct job *job, int32_t pp)
     m->n_map = llama_names(m->map, m->text, m->number, m->n, &m->part);
 }
 
-/* Which dimension of a published weight tp cuts; -1: none. */
+/* Returns the dimension of a published weight that tp cuts. -1: none. */
 static int cut_of(const char *name)
 {
     return strstr(name, "norm") ? -1 : strstr(name, "o_proj") || strstr(name, "down_proj") ? 1 : 0;
