@@ -5,26 +5,9 @@
 #ifndef ZERO_BENCH_LLAMA_ROTARY_H
 #define ZERO_BENCH_LLAMA_ROTARY_H
 
-#include <stdint.h>
-
-/* How frequencies change so that a model handles longer rows than it was first trained with. */
-enum llama_scaling {
-    LLAMA_UNSCALED,
-    LLAMA_LINEAR, /* all are divided by factor */
-    LLAMA_LLAMA3, /* low ones are divided by factor, high ones stay, those between are interpolated */
-};
-
-struct llama_rotary {
-    /* Base of the frequencies: pair i of HS/2 turns by theta^(-2i/HS) radians per position. */
-    double theta;
-    enum llama_scaling scaling;
-    double factor;
-    /* Only of LLAMA_LLAMA3. A wavelength above original_context / low_freq_factor positions is low, one below
-     * original_context / high_freq_factor is high. */
-    double low_freq_factor, high_freq_factor, original_context;
-};
+#include "bench/llama/hf_config.h"
 
 /* table (n_positions, HS) = for each position the cosines of HS/2 angles, then their sines. HS is even. */
-void llama_rotary_table(float *table, int64_t n_positions, int64_t HS, const struct llama_rotary *rotary);
+void llama_rotary_table(float *table, int64_t n_positions, int64_t HS, const struct hf_rope *rope);
 
 #endif

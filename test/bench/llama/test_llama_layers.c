@@ -252,45 +252,45 @@ static void test_rmsnorm_parts(void **state)
 /* ---- rotary positions ---- */
 
 /* The frequency of a pair as Hugging Face's code computes it, branch by branch. */
-static double frequency(const struct llama_rotary *r, int64_t i, int64_t HS)
+static double frequency(const struct hf_rope *r, int64_t i, int64_t HS)
 {
-    double plain = 1 / pow(r->theta, (double)(2 * i) / (double)HS), wavelength = 2 * acos(-1) / plain;
-    if (r->scaling == LLAMA_LINEAR)
+    double context = (double)r->original_context, plain = 1 / pow(r->theta, (double)(2 * i) / (double)HS),
+           wavelength = 2 * acos(-1) / plain;
+    if (r->kind == HF_ROPE_LINEAR)
         return plain / r->factor;
-    if (r->scaling == LLAMA_UNSCALED || wavelength < r->original_context / r->high_freq_factor)
+    if (r->kind == HF_ROPE_PLAIN || wavelength < context / r->high_freq_factor)
         return plain;
-    if (wavelength > r->original_context / r->low_freq_factor)
+    if (wavelength > context / r->low_freq_factor)
         return plain / r->factor;
-    double smooth =
-        (r->original_context / wavelength - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
+    double smooth = (context / wavelength - r->low_freq_factor) / (r->high_freq_factor - r->low_freq_factor);
     return (1 - smooth) * plain / r->factor + smooth * plain;
 }
 
-static const struct llama_rotary rotaries[] = {
+static const struct hf_rope ropes[] = {
     {.theta = 10000},
-    {.theta = 1e6, .scaling = LLAMA_LINEAR, .factor = 4},
-    {500000, LLAMA_LLAMA3, 32, 1, 4, 8192},
-    {10000, LLAMA_LLAMA3, 8, 1, 4, 64},
+    {.theta = 1e6, .kind = HF_ROPE_LINEAR, .factor = 4},
+    {HF_ROPE_LLAMA3, 500000, 32, 1, 4, 8192},
+    {HF_ROPE_LLAMA3, 10000, 8, 1, 4, 64},
 };
-#define N_ROTARIES (sizeof rotaries / sizeof *rotaries)
+#define N_ROPES (sizeof ropes / sizeof *ropes)
 
 static void test_rotary_table(void **state)
 {
     enum { N = 3000, HS = 64 };
     float *table = malloc(N * HS * sizeof *table);
-    for (size_t r = 0; r < N_ROTARIES; r++) {
+    for (size_t r = 0; r < N_ROPES; r++) {
         int64_t low = 0, high = 0;
-        llama_rotary_table(table, N, HS, &rotaries[r]);
+        llama_rotary_table(table, N, HS, &ropes[r]);
         for (int64_t i = 0; i < HS / 2; i++) {
-            double f = frequency(&rotaries[r], i, HS), plain = pow(rotaries[r].theta, -(double)i * 2 / HS);
+            double f = frequency(&ropes[r], i, HS), plain = pow(ropes[r].theta, -(double)i * 2 / HS);
             high += fabs(f - plain) < 1e-12 * f;
-            low += fabs(f * rotaries[r].factor - plain) < 1e-12 * plain;
+            low += fabs(f * ropes[r].factor - plain) < 1e-12 * plain;
             for (int64_t p = 0; p < N; p++) {
                 assert_true(fabs((double)table[p * HS + i] - cos((double)p * f)) < 1e-7);
                 assert_true(fabs((double)table[p * HS + HS / 2 + i] - sin((double)p * f)) < 1e-7);
             }
         }
-        if (rotaries[r].scaling == LLAMA_LLAMA3) /* all three branches occur */
+        if (ropes[r].kind == HF_ROPE_LLAMA3) /* all three branches occur */
             assert_true(low > 0 && high > 0 && low + high < HS / 2);
     }
     free(table);
@@ -298,7 +298,7 @@ static void test_rotary_table(void **state)
 
 /* Pairs of a row at position p, turned by sign times its angles. */
 static void check_turned(const struct matrix *x, const void *before, const int32_t *positions,
-                         const struct llama_rotary *r, double sign)
+                         const struct hf_rope *r, double sign)
 {
     int64_t half = x->is.width / 2;
     for (int64_t v = 0; v < n_vectors(x); v++)
@@ -314,7 +314,7 @@ static void test_rotate(void **state)
 {
     enum { N_POSITIONS = 500 };
     for (size_t s = 0; s < N_SHAPES; s++) {
-        const struct llama_rotary *r = &rotaries[s % N_ROTARIES];
+        const struct hf_rope *r = &ropes[s % N_ROPES];
         struct matrix x = draw_matrix(SHAPE(s));
         if (x.is.width % 2)
             continue;
@@ -442,7 +442,7 @@ static void test_bits(void **state)
     struct array given[] = {hold(x.is.N * 4), floats(50 * x.is.width), x.a};
     for (int64_t i = 0; i < x.is.N; i++)
         ((int32_t *)given[0].at)[i] = (int32_t)random_below(&rng, 50);
-    llama_rotary_table(given[1].at, 50, x.is.width, &rotaries[0]);
+    llama_rotary_table(given[1].at, 50, x.is.width, &ropes[0]);
     send(&given[0]);
     send(&given[1]);
     int64_t bytes, again_bytes;
