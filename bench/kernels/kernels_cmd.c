@@ -282,6 +282,7 @@ static int run_attention(struct bench *b)
     const struct model_attention_args args = {.B = a[0],
                                               .T = a[1],
                                               .NH = a[2],
+                                              .n_kv = a[2],
                                               .HS = a[3],
                                               .queries = all,
                                               .keys = all,

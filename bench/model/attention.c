@@ -5,7 +5,10 @@
  * The heads of a batch come in groups, so that the scores of a tile stay in a cache. What a product reads is
  * first copied to arrays of their own, where rows lie next to each other, and missing queries are 0. So the
  * shapes and strides of products depend only on the tile, not on which rows the caller has or how it stores
- * them. */
+ * them.
+ *
+ * The heads of queries that use the same head of keys lie next to each other in these arrays. So they are one
+ * matrix, and a product with all of them adds their gradients of keys and values in fp32. */
 #include "bench/model/layers.h"
 #include "bench/train/profile.h"
 
@@ -25,13 +28,15 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* One group of heads. All arrays are (heads, rows, HS), but scores, datt, att and dscores are (heads, queries
- * of a tile, keys), and logsum and logsum_part (heads, queries of a tile). */
+/* One group of heads of keys, and the heads of queries that use them. All arrays are (heads, rows, HS), but
+ * scores, datt, att and dscores are (heads, queries of a tile, keys), and logsum and logsum_part (heads,
+ * queries of a tile). */
 struct work {
     const struct compute *on;
     const struct model_layers *layers;
     const struct model_attention_args *args;
-    int64_t group, first, n_heads; /* heads: of a group, the first, and how many */
+    int64_t group, first, n_heads; /* heads of keys: of a group, the first, and how many */
+    int64_t sharing;               /* heads of queries for each of them */
     int64_t tile_rows, n_keys;     /* positions in a tile; rows of keys */
     struct model_tile tile;
     int64_t n_blocks; /* of keys that this tile has multiplied */
@@ -46,7 +51,8 @@ struct work {
 /* Points the arrays into memory. Returns the floats that they take, which needs no memory. */
 static int64_t lay_out(struct work *w, float *at)
 {
-    int64_t queries = w->group * smaller(w->tile_rows, w->args->T), keys = w->group * w->n_keys;
+    int64_t queries = w->group * w->sharing * smaller(w->tile_rows, w->args->T);
+    int64_t keys = w->group * w->n_keys;
     int64_t scores = queries * smaller(KEYS, w->args->T), of_queries = queries * w->args->HS,
             of_keys = keys * w->args->HS, used = 0;
     const struct {
@@ -74,8 +80,9 @@ static struct work describe(const struct compute *on, const struct model_attenti
 {
     struct work w = {.on = on, .layers = model_layers_for(on), .args = a, .n_keys = model_n_rows(&a->keys)};
     w.tile_rows = on->cuda ? GPU_TILE : HOST_TILE;
-    int64_t bytes = smaller(w.tile_rows, a->T) * smaller(KEYS, a->T) * (int64_t)sizeof(float);
-    int64_t heads = a->B * a->NH;
+    w.sharing = a->NH / a->n_kv;
+    int64_t bytes = w.sharing * smaller(w.tile_rows, a->T) * smaller(KEYS, a->T) * (int64_t)sizeof(float);
+    int64_t heads = a->B * a->n_kv;
     int64_t most = larger(1, (on->cuda ? GPU_BYTES : HOST_BYTES) / bytes),
             n_groups = (heads + most - 1) / most;
     w.group = (heads + n_groups - 1) / n_groups;
@@ -102,13 +109,14 @@ int64_t model_attention_scratch(const struct compute *on, const struct model_att
     return lay_out(&w, NULL);
 }
 
-/* One matrix per head; elements between rows and between heads. */
+/* One matrix per head of keys; elements between rows and between heads. */
 struct matrices {
     void *at;
     int64_t row, head;
 };
 
-/* c (M, N) = op(a) (M, K) * op(b) (K, N) in fp32 for each head of the group. If `adds`, it is added. */
+/* c (M, N) = op(a) (M, K) * op(b) (K, N) in fp32 for each head of keys of the group. If `adds`, it is
+ * added. */
 static int multiply(struct work *w, struct matrices c, bool adds, struct matrices a, bool trans_a,
                     struct matrices b, bool trans_b, int64_t M, int64_t N, int64_t K)
 {
@@ -126,10 +134,15 @@ static int multiply(struct work *w, struct matrices c, bool adds, struct matrice
     return zr_gemm_run(w->on->gemm, &args);
 }
 
-/* Rows of a tile's queries, or of keys, in an array of the group. */
+/* The tile's queries of all heads that share keys; rows of keys; and the scores of these queries. */
+static int64_t n_sharing(const struct work *w)
+{
+    return w->sharing * w->tile.n_queries;
+}
+
 static struct matrices of_queries(const struct work *w, void *at)
 {
-    return (struct matrices){at, w->args->HS, w->tile.n_queries * w->args->HS};
+    return (struct matrices){at, w->args->HS, n_sharing(w) * w->args->HS};
 }
 
 static struct matrices of_keys(const struct work *w, void *at)
@@ -139,14 +152,21 @@ static struct matrices of_keys(const struct work *w, void *at)
 
 static struct matrices of_scores(const struct work *w, void *at)
 {
-    return (struct matrices){at, w->tile.n_keys, w->tile.n_queries * w->tile.n_keys};
+    return (struct matrices){at, w->tile.n_keys, n_sharing(w) * w->tile.n_keys};
 }
 
-/* The group's heads in an array of the caller with `row` elements between n rows. */
-static struct model_heads heads_of(const struct work *w, int64_t row, int64_t n)
+/* The group's heads in an array of the caller with `row` elements between n rows: heads of queries, and of
+ * keys. */
+static struct model_heads query_heads(const struct work *w, int64_t row, int64_t n)
 {
     int64_t HS = w->args->HS;
-    return (struct model_heads){w->first, w->n_heads, w->args->NH, HS, n * row, HS, row};
+    return (struct model_heads){w->tile.first_head, w->tile.n_heads, w->args->NH, HS, n * row, HS, row};
+}
+
+static struct model_heads key_heads(const struct work *w, int64_t row)
+{
+    int64_t HS = w->args->HS;
+    return (struct model_heads){w->first, w->n_heads, w->args->n_kv, HS, w->n_keys * row, HS, row};
 }
 
 /* All keys in the order in which they are stored. */
@@ -157,14 +177,14 @@ static struct model_rows stored_keys(const struct work *w)
 
 static int load_keys(struct work *w, real *to, const real *from)
 {
-    return w->layers->attention_load(w->on, to, from, heads_of(w, w->args->kv_row, w->n_keys), stored_keys(w),
-                                     0, w->n_keys);
+    return w->layers->attention_load(w->on, to, from, key_heads(w, w->args->kv_row), stored_keys(w), 0,
+                                     w->n_keys);
 }
 
 static int load_queries(struct work *w, real *to, const real *from, int64_t row)
 {
     const struct model_rows *rows = &w->args->queries;
-    return w->layers->attention_load(w->on, to, from, heads_of(w, row, model_n_rows(rows)), *rows,
+    return w->layers->attention_load(w->on, to, from, query_heads(w, row, model_n_rows(rows)), *rows,
                                      w->tile.query, w->tile.n_queries);
 }
 
@@ -189,10 +209,10 @@ static bool next_tile(struct work *w, int64_t at)
 static int64_t first_seen(const struct work *w)
 {
     const int32_t *start = w->args->document_start;
-    int64_t NH = w->args->NH, T = w->args->T, least = w->tile.query;
+    int64_t n_kv = w->args->n_kv, T = w->args->T, least = w->tile.query;
     if (!start || w->on->cuda)
         return 0;
-    for (int64_t b = w->first / NH; b <= (w->first + w->n_heads - 1) / NH; b++)
+    for (int64_t b = w->first / n_kv; b <= (w->first + w->n_heads - 1) / n_kv; b++)
         least = smaller(least, start[b * T + w->tile.query]);
     return least / w->tile_rows * w->tile_rows;
 }
@@ -214,20 +234,22 @@ static int each_block(struct work *w, int (*run)(struct work *w, int64_t first))
     return 0;
 }
 
-/* Selects the group of heads that begins at head `first`. */
+/* Selects the group that begins at head `first` of the keys. */
 static void turn_to_group(struct work *w, int64_t first)
 {
-    w->first = w->tile.first_head = first;
-    w->n_heads = w->tile.n_heads = smaller(w->group, w->args->B * w->args->NH - first);
+    w->first = first;
+    w->n_heads = smaller(w->group, w->args->B * w->args->n_kv - first);
+    w->tile.first_head = w->first * w->sharing;
+    w->tile.n_heads = w->n_heads * w->sharing;
 }
 
 /* ---- forward ---- */
 
 static int forward_block(struct work *w, int64_t first)
 {
-    int64_t HS = w->args->HS, M = w->tile.n_queries, N = w->tile.n_keys;
+    int64_t HS = w->args->HS, M = n_sharing(w), N = w->tile.n_keys, n = w->tile.n_queries;
     float *y = w->n_blocks ? w->y_part : w->y, *logsum = w->n_blocks ? w->logsum_part : w->logsum;
-    const struct model_heads dense = {0, w->n_heads, w->n_heads, HS, 0, M * HS, HS};
+    const struct model_heads dense = {0, w->tile.n_heads, w->tile.n_heads, HS, 0, n * HS, HS};
     struct matrices q = of_queries(w, w->q), k = of_keys(w, w->k + first * HS),
                     v = of_keys(w, w->v + first * HS);
     struct matrices s = of_scores(w, w->scores), p = of_scores(w, w->att);
@@ -235,10 +257,11 @@ static int forward_block(struct work *w, int64_t first)
     ZR_TRY(w->layers->attention_softmax(w->on, w->att, logsum, w->scores, w->tile));
     ZR_TRY(multiply(w, of_queries(w, y), false, p, false, v, false, M, HS, N)); /* y = att v */
     if (w->n_blocks)
-        ZR_TRY(w->layers->attention_merge(w->on, w->y, w->logsum, w->y_part, w->logsum_part, dense, M));
+        ZR_TRY(w->layers->attention_merge(w->on, w->y, w->logsum, w->y_part, w->logsum_part, dense, n));
     return 0;
 }
 
+/* x = 0, with so many rows for each head of keys. */
 static int set_zero(struct work *w, float *x, int64_t rows)
 {
     return w->on->dev->ops->zero(w->on->stream, x, w->n_heads * rows * w->args->HS * (int64_t)sizeof *x);
@@ -248,13 +271,13 @@ static int forward_tile(struct work *w, real *y, float *y32, float *logsum)
 {
     const struct model_attention_args *a = w->args;
     int64_t n = model_n_rows(&a->queries), query = w->tile.query, n_queries = w->tile.n_queries;
-    const struct model_heads of_y = heads_of(w, a->NH * a->HS, n);
-    const struct model_heads of_logsum = {w->first, w->n_heads, a->NH, 1, a->NH * n, n, 1};
+    const struct model_heads of_y = query_heads(w, a->NH * a->HS, n);
+    const struct model_heads of_logsum = {w->tile.first_head, w->tile.n_heads, a->NH, 1, a->NH * n, n, 1};
     ZR_TRY(load_queries(w, w->q, a->q, a->q_row));
     ZR_TRY(each_block(w, forward_block));
     if (!w->n_blocks) { /* no query of the tile sees a key */
         w->tile.n_keys = 0;
-        ZR_TRY(set_zero(w, w->y, n_queries));
+        ZR_TRY(set_zero(w, w->y, n_sharing(w)));
         ZR_TRY(w->layers->attention_softmax(w->on, w->att, w->logsum, w->scores, w->tile));
     }
     ZR_TRY(w->layers->attention_store(w->on, y, y32, false, w->y, of_y, a->queries, query, n_queries));
@@ -277,7 +300,7 @@ int model_attention_forward(const struct compute *on, const struct model_attenti
     if (is_fused(on, args->HS))
         return model_layers_for(on)->attention->forward(on, args, y, y32, logsum);
     struct work w = describe(on, args);
-    for (int64_t head = 0; head < args->B * args->NH; head += w.group) {
+    for (int64_t head = 0; head < args->B * args->n_kv; head += w.group) {
         turn_to_group(&w, head);
         ZR_TRY(forward_group(&w, y, y32, logsum));
     }
@@ -295,7 +318,7 @@ int model_attention_merge(const struct compute *on, float *y, float *logsum, con
 
 static int backward_block(struct work *w, int64_t first)
 {
-    int64_t HS = w->args->HS, M = w->tile.n_queries, N = w->tile.n_keys;
+    int64_t HS = w->args->HS, M = n_sharing(w), N = w->tile.n_keys;
     struct matrices q = of_queries(w, w->q), dy = of_queries(w, w->dy), dq = of_queries(w, w->dq);
     struct matrices k = of_keys(w, w->k + first * HS), v = of_keys(w, w->v + first * HS);
     struct matrices dk = of_keys(w, w->dk + first * HS), dv = of_keys(w, w->dv + first * HS);
@@ -318,16 +341,16 @@ static int backward_tile(struct work *w, const real *dy, const struct model_atte
     ZR_TRY(load_queries(w, w->dy, dy, a->NH * a->HS));
     ZR_TRY(each_block(w, backward_block));
     if (!w->n_blocks)
-        ZR_TRY(set_zero(w, w->dq, w->tile.n_queries));
-    return w->layers->attention_store(w->on, g->dq, g->dq32, true, w->dq, heads_of(w, row, n), a->queries,
+        ZR_TRY(set_zero(w, w->dq, n_sharing(w)));
+    return w->layers->attention_store(w->on, g->dq, g->dq32, true, w->dq, query_heads(w, row, n), a->queries,
                                       w->tile.query, w->tile.n_queries);
 }
 
 static int store_grads_of_keys(struct work *w, real *to, float *to32, int64_t dkv_row, const float *from)
 {
-    int64_t row = to32 ? w->args->NH * w->args->HS : dkv_row;
-    return w->layers->attention_store(w->on, to, to32, true, from, heads_of(w, row, w->n_keys),
-                                      stored_keys(w), 0, w->n_keys);
+    int64_t row = to32 ? w->args->n_kv * w->args->HS : dkv_row;
+    return w->layers->attention_store(w->on, to, to32, true, from, key_heads(w, row), stored_keys(w), 0,
+                                      w->n_keys);
 }
 
 static int backward_group(struct work *w, const real *dy, const struct model_attention_grads *g)
@@ -353,7 +376,7 @@ int model_attention_backward(const struct compute *on, const struct model_attent
     w.given_dots = dots;
     ZR_TRY(
         w.layers->attention_dots(on, dots, dy, y, args->B, model_n_rows(&args->queries), args->NH, args->HS));
-    for (int64_t head = 0; head < args->B * args->NH; head += w.group) {
+    for (int64_t head = 0; head < args->B * args->n_kv; head += w.group) {
         turn_to_group(&w, head);
         ZR_TRY(backward_group(&w, dy, grads));
     }

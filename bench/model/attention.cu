@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* attention.cu: the attention of attention.h on a GPU's tensor cores (Dao, arXiv:2307.08691). It
- * handles bf16 heads of 16, 32 or 64 channels. Rows must be 16-byte aligned. nvcc compiles it; the tests'
- * stand-in for CUDA compiles it as C++.
+ * handles bf16 heads of 16, 32, 64, 80, 96 or 128 channels. Rows must be 16-byte aligned. nvcc compiles it;
+ * the tests' stand-in for CUDA compiles it as C++.
  *
  * A block has a tile of queries, or of keys for the gradients of keys. Each of its warps holds some rows of
  * the tile in registers as the left side of products. The block goes through the rows of the other side in
- * order, and fetches the next rows while it works, so the bits are always the same. Tiles of queries lie on a
- * fixed grid of positions, and rows that the caller lacks are 0. Backward recomputes the
- * matrix twice: once for the gradients of queries, and once for those of keys and values. So neither needs
- * atomic additions. */
+ * order, and fetches the next rows while it works, so the bits are always the same. For a tile of keys these
+ * are the queries of all heads that share it, head by head. Tiles of queries lie on a fixed grid of
+ * positions, and rows that the caller lacks are 0. Backward recomputes the matrix twice: once for the
+ * gradients of queries, and once for those of keys and values. So neither needs atomic additions. */
 #include <cuda_runtime.h>
 
 #include <math.h>
@@ -22,12 +22,20 @@ extern "C" {
 namespace
 {
 
-/* Rows per block and per warp (16 * M). Rows loaded from the other side serve M products. With M = 1, shared
- * memory would be slower than the tensor cores. */
-const int TILE = 128, FORWARD_M = 2, DQ_M = 2, DKV_M = 2;
-/* Rows of the other side that are fetched together, and that are multiplied together. Registers limit
- * them. */
-const int KEYS = 64, DQ_KEYS = 32, QUERIES = 32, DKV_QUERIES = 16;
+/* Warps and threads of a block. */
+const int N_WARPS = 4, N_THREADS = 32 * N_WARPS;
+
+/* Sizes for heads of HS channels. */
+template <int HS> struct sizes {
+    /* A warp has 16 * M rows. Rows loaded from the other side serve M products, so with M = 1 shared memory
+     * is slower than the tensor cores. But for large heads, registers do not have space for more. */
+    static const int M = HS > 64 ? 1 : 2, TILE = 16 * M * N_WARPS;
+    /* Rows of the other side that are fetched together. Shared memory limits them. */
+    static const int KEYS = HS > 64 ? 32 : 64, QUERIES = HS > 64 ? 16 : 32;
+    /* Rows of these that are multiplied together. Registers limit them. */
+    static const int DQ_KEYS = 32, DKV_QUERIES = 16;
+};
+
 /* Their keys and values, at most 32 MiB, stay in the L2 cache of large GPUs. */
 const int BLOCKS_AT_ONCE = 1024;
 const float LOG2_E = 1.442695041f, LN_2 = 0.6931471806f;
@@ -38,8 +46,8 @@ template <int HS, int N> struct alignas(16) rows {
 };
 
 /* Starts to fetch rows from `first` on of a matrix whose rows are stride elements apart. Rows from n on
- * become zeros. All N_THREADS threads of the block call it. */
-template <int N_THREADS, int HS, int N>
+ * become zeros. All threads of the block call it. */
+template <int HS, int N>
 __device__ __forceinline__ void fetch_rows(rows<HS, N> &to, const real *from, int64_t stride, int first,
                                            int n)
 {
@@ -47,13 +55,12 @@ __device__ __forceinline__ void fetch_rows(rows<HS, N> &to, const real *from, in
     int row = (int)threadIdx.x / PER_ROW, col = (int)threadIdx.x % PER_ROW * 8;
     from += (first + row) * stride + col;
     for (int i = 0; i < N; i += BY)
-        if (N % BY == 0 || i + row < N)
+        if ((N_THREADS % PER_ROW == 0 || row < BY) && (N % BY == 0 || i + row < N))
             copy_16_bytes(&to.x[i + row][col], from + i * stride, first + i + row < n);
 }
 
 /* The calling warp's first row in a tile, and the lane's g and t (tensor_core.h). */
 template <int M> struct place_in_tile {
-    static const int N_THREADS = TILE / (16 * M) * 32;
     int warp_row, lane, g, t;
     __device__ __forceinline__ place_in_tile()
         : warp_row((int)threadIdx.x / 32 * 16 * M), lane((int)threadIdx.x % 32), g(lane / 4), t(lane % 4)
@@ -177,32 +184,40 @@ struct attention {
     const int32_t *document_start;
     model_rows queries, keys;
     int64_t q_row, kv_row;
-    int T, C, NH, n_queries, n_keys; /* of one batch row */
-    int n_heads, n_tiles;            /* heads of the whole batch; tiles per head */
+    int B, T, C, NH, n_kv, HS, n_queries, n_keys; /* of one batch row */
+    int sharing;                                  /* heads of queries for each head of keys */
+    int n_heads, n_tiles;                         /* heads of the whole batch; tiles per head */
     int heads_at_once;
     float scale, grad_scale; /* of scores, for powers of two; of their gradients */
 };
 
-/* The tile of one head that a block computes. turn numbers the tiles by their amount of work. Blocks start in
- * the order of their numbers. Among the heads that run together, the longest tiles start first, so that all
- * end at about the same time. */
+/* The beginning of a head of queries, or of keys, in an array with `row` elements between its rows. Heads are
+ * counted over the whole batch. */
+__device__ __forceinline__ int64_t query_head(const attention &a, int head, int64_t row)
+{
+    return head / a.NH * (a.n_queries * row) + head % a.NH * a.HS;
+}
+
+__device__ __forceinline__ int64_t key_head(const attention &a, int head, int64_t row)
+{
+    return head / a.n_kv * (a.n_keys * row) + head % a.n_kv * a.HS;
+}
+
+/* The tile of one head that a block computes: a head of queries, or of keys for their gradients. turn numbers
+ * the tiles by their amount of work. Blocks start in the order of their numbers. Among the heads that run
+ * together, the longest tiles start first, so that all end at about the same time. */
 struct block_work {
     int head, turn;
-    int64_t of_logsum, of_documents;
-    __device__ __forceinline__ explicit block_work(const attention &a)
+    int64_t of_documents;
+    /* Each batch row has `heads` of these heads. */
+    __device__ __forceinline__ block_work(const attention &a, int heads)
     {
         int size = a.heads_at_once * a.n_tiles, before = (int)blockIdx.x / size * a.heads_at_once;
         int rest = (int)blockIdx.x % size, left = a.n_heads - before;
         int n = left < a.heads_at_once ? left : a.heads_at_once;
         head = before + rest % n;
         turn = rest / n;
-        of_logsum = (int64_t)head * a.n_queries;
-        of_documents = (int64_t)(head / a.NH) * a.T;
-    }
-    /* The beginning of the head in an array with n rows of `row` elements for each batch row. */
-    __device__ __forceinline__ int64_t in(const attention &a, int n, int64_t row) const
-    {
-        return head / a.NH * (n * row) + head % a.NH * (a.C / a.NH);
+        of_documents = (int64_t)(head / heads) * a.T;
     }
 };
 
@@ -248,7 +263,7 @@ template <int N> struct blocks {
 
 /* The tiles of the grid that have queries: those of the first range, then those of the second that the first
  * lacks. */
-struct query_tiles {
+template <int TILE> struct query_tiles {
     int first, n, first_of_second, n_of_second;
     __host__ __device__ __forceinline__ explicit query_tiles(const model_rows &r)
     {
@@ -300,37 +315,37 @@ __device__ __forceinline__ int first_seen(const attention &a, const block_work &
 
 /* The rows of keys and values that the next two kernels load in each iteration. */
 template <int HS> struct of_keys {
-    rows<HS, KEYS> k, v;
+    rows<HS, sizes<HS>::KEYS> k, v;
 };
 
 /* Starts to fetch the i-th of them. All threads of the block call it. */
-template <int HS, int N_THREADS>
+template <int HS>
 __device__ __forceinline__ void fetch_keys(of_keys<HS> &to, const attention &a, const block_work &work,
-                                           const blocks<KEYS> &list, int i)
+                                           const blocks<sizes<HS>::KEYS> &list, int i)
 {
-    int64_t head = work.in(a, a.n_keys, a.kv_row);
-    fetch_rows<N_THREADS>(to.k, a.k + head, a.kv_row, list.row(i), list.end(i));
-    fetch_rows<N_THREADS>(to.v, a.v + head, a.kv_row, list.row(i), list.end(i));
+    int64_t head = key_head(a, work.head / a.sharing, a.kv_row);
+    fetch_rows(to.k, a.k + head, a.kv_row, list.row(i), list.end(i));
+    fetch_rows(to.v, a.v + head, a.kv_row, list.row(i), list.end(i));
 }
 
 /* y = softmax(q k^T) v, and logsum. The largest score so far is subtracted before a power is taken. When a
  * larger score comes, the earlier sums are scaled down. */
-template <int HS, int M>
-__global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
-    attention_forward_kernel(const __grid_constant__ attention a)
+template <int HS>
+__global__ void __launch_bounds__(N_THREADS, 2) attention_forward_kernel(const __grid_constant__ attention a)
 {
+    const int M = sizes<HS>::M, TILE = sizes<HS>::TILE, KEYS = sizes<HS>::KEYS;
     __shared__ of_keys<HS> keys[2];
     const place_in_tile<M> at;
-    const block_work work(a);
-    int first = query_tiles(a.queries).position(a.n_tiles - 1 - work.turn), mine = first + at.warp_row;
+    const block_work work(a, a.NH);
+    int first = query_tiles<TILE>(a.queries).position(a.n_tiles - 1 - work.turn), mine = first + at.warp_row;
     const blocks<KEYS> list(a.keys, first_seen(a, work, first), first + TILE);
     int n = list.n(), row[M][2], start[M][2];
     find_queries<M>(row, start, a, work, mine, at);
     uint32_t left[M][HS / 16][4];
     float sum[M][HS / 8][4] = {}, top[M][2], total[M][2] = {};
     if (n)
-        fetch_keys<HS, at.N_THREADS>(keys[0], a, work, list, 0);
-    load_left<HS>(left, a.q + work.in(a, a.n_queries, a.q_row), a.q_row, row, at);
+        fetch_keys(keys[0], a, work, list, 0);
+    load_left<HS>(left, a.q + query_head(a, work.head, a.q_row), a.q_row, row, at);
     for (int m = 0; m < M; m++)
         top[m][0] = top[m][1] = -INFINITY;
     for (int i = 0; i < n; i++) {
@@ -338,7 +353,7 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
         wait_for_copies();
         __syncthreads(); /* all are loaded, and the previous ones are no longer used */
         if (i + 1 < n)
-            fetch_keys<HS, at.N_THREADS>(keys[(i + 1) % 2], a, work, list, i + 1);
+            fetch_keys(keys[(i + 1) % 2], a, work, list, i + 1);
         int key = list.position(i) - mine; /* first key, relative to the warp's first query */
         if (key >= 16 * M || mine >= a.T)
             continue;
@@ -372,38 +387,39 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
             }
         add_product<HS>(sum, s, on.v, 0, at);
     }
+    int64_t of_logsum = (int64_t)work.head * a.n_queries;
     float factor[M][2];
     for (int m = 0; m < M; m++)
         for (int half = 0; half < 2; half++) {
             float all = row_sum(total[m][half]);
             factor[m][half] = all == 0 ? 0.0f : 1.0f / all;
             if (at.t == 0 && row[m][half] >= 0)
-                a.logsum[work.of_logsum + row[m][half]] = (top[m][half] * a.scale + log2f(all)) * LN_2;
+                a.logsum[of_logsum + row[m][half]] = (top[m][half] * a.scale + log2f(all)) * LN_2;
         }
-    store_rows<HS>(a.out, work.in(a, a.n_queries, a.out.stride), row, sum, factor, at);
+    store_rows<HS>(a.out, query_head(a, work.head, a.out.stride), row, sum, factor, at);
 }
 
 /* Gradients of the queries. dots = y . dy of each query, which is the weighted sum of the gradients of
  * its weights. */
-template <int HS, int M>
-__global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
-    attention_dq_kernel(const __grid_constant__ attention a)
+template <int HS>
+__global__ void __launch_bounds__(N_THREADS, 2) attention_dq_kernel(const __grid_constant__ attention a)
 {
+    const int M = sizes<HS>::M, TILE = sizes<HS>::TILE, KEYS = sizes<HS>::KEYS, DQ_KEYS = sizes<HS>::DQ_KEYS;
     __shared__ of_keys<HS> keys[2];
     const place_in_tile<M> at;
-    const block_work work(a);
-    int first = query_tiles(a.queries).position(a.n_tiles - 1 - work.turn), mine = first + at.warp_row;
+    const block_work work(a, a.NH);
+    int first = query_tiles<TILE>(a.queries).position(a.n_tiles - 1 - work.turn), mine = first + at.warp_row;
     const blocks<KEYS> list(a.keys, first_seen(a, work, first), first + TILE);
     int n = list.n(), row[M][2], start[M][2];
     find_queries<M>(row, start, a, work, mine, at);
     uint32_t left[M][HS / 16][4], dy[M][HS / 16][4], y[M][HS / 16][4];
     float dq[M][HS / 8][4] = {}, logsum[M][2], dot[M][2] = {};
     if (n)
-        fetch_keys<HS, at.N_THREADS>(keys[0], a, work, list, 0);
-    int64_t of_y = work.in(a, a.n_queries, a.C);
+        fetch_keys(keys[0], a, work, list, 0);
+    int64_t of_y = query_head(a, work.head, a.C), of_logsum = (int64_t)work.head * a.n_queries;
     load_left<HS>(dy, a.dy + of_y, a.C, row, at);
     load_left<HS>(y, a.y + of_y, a.C, row, at);
-    load_left<HS>(left, a.q + work.in(a, a.n_queries, a.q_row), a.q_row, row, at);
+    load_left<HS>(left, a.q + query_head(a, work.head, a.q_row), a.q_row, row, at);
     for (int m = 0; m < M; m++)
         for (int half = 0; half < 2; half++) {
             for (int i = 0; i < HS / 16 * 4; i += 2) {
@@ -413,16 +429,16 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
             }
             dot[m][half] = row_sum(dot[m][half]);
             int r = row[m][half];
-            logsum[m][half] = r >= 0 ? a.logsum[work.of_logsum + r] * LOG2_E : 0.0f;
+            logsum[m][half] = r >= 0 ? a.logsum[of_logsum + r] * LOG2_E : 0.0f;
             if (at.t == 0 && r >= 0)
-                a.dots[work.of_logsum + r] = dot[m][half];
+                a.dots[of_logsum + r] = dot[m][half];
         }
     for (int i = 0; i < n; i++) {
         const of_keys<HS> &on = keys[i % 2];
         wait_for_copies();
         __syncthreads();
         if (i + 1 < n)
-            fetch_keys<HS, at.N_THREADS>(keys[(i + 1) % 2], a, work, list, i + 1);
+            fetch_keys(keys[(i + 1) % 2], a, work, list, i + 1);
         for (int from = 0; from < KEYS; from += DQ_KEYS) {
             int key = list.position(i) + from - mine;
             if (key >= 16 * M || mine >= a.T)
@@ -452,31 +468,36 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
     for (int m = 0; m < M; m++)
         factor[m][0] = factor[m][1] = a.grad_scale;
     find_queries<M>(row, start, a, work, mine, at); /* again, since registers have no space for them */
-    store_rows<HS>(a.dq, work.in(a, a.n_queries, a.dq.stride), row, dq, factor, at);
+    store_rows<HS>(a.dq, query_head(a, work.head, a.dq.stride), row, dq, factor, at);
 }
 
 /* The rows that the next kernel loads in each iteration. */
 template <int HS> struct of_queries {
-    rows<HS, QUERIES> q, dy;
-    alignas(16) float logsum[QUERIES], dot[QUERIES];
-    alignas(16) int start[QUERIES];
+    static const int N = sizes<HS>::QUERIES;
+    rows<HS, N> q, dy;
+    alignas(16) float logsum[N], dot[N];
+    alignas(16) int start[N];
 };
 
-/* Starts to fetch the i-th of them. All threads of the block call it. Missing rows become zeros; they add
- * nothing, since dy is zero. */
-template <int HS, int N_THREADS>
+/* Starts to fetch those of a head and a block of the list. All threads of the block call it. Missing rows
+ * become zeros; they add nothing, since dy is zero. */
+template <int HS>
 __device__ __forceinline__ void fetch_queries(of_queries<HS> &to, const attention &a, const block_work &work,
-                                              const blocks<QUERIES> &list, int i)
+                                              const blocks<sizes<HS>::QUERIES> &list, int head, int block)
 {
-    int at = (int)threadIdx.x % QUERIES, row = list.row(i), end = list.end(i), p = list.position(i) + at;
-    fetch_rows<N_THREADS>(to.q, a.q + work.in(a, a.n_queries, a.q_row), a.q_row, row, end);
-    fetch_rows<N_THREADS>(to.dy, a.dy + work.in(a, a.n_queries, a.C), a.C, row, end);
-    if (threadIdx.x < QUERIES)
-        copy_4_bytes(&to.logsum[at], a.logsum + work.of_logsum + row + at, row + at < end);
-    else if (threadIdx.x < 2 * QUERIES)
-        copy_4_bytes(&to.dot[at], a.dots + work.of_logsum + row + at, row + at < end);
-    else if (threadIdx.x < 3 * QUERIES && a.document_start)
+    const int N = sizes<HS>::QUERIES;
+    int at = (int)threadIdx.x % N, row = list.row(block), end = list.end(block);
+    int64_t of_logsum = (int64_t)head * a.n_queries + row + at;
+    fetch_rows(to.q, a.q + query_head(a, head, a.q_row), a.q_row, row, end);
+    fetch_rows(to.dy, a.dy + query_head(a, head, a.C), a.C, row, end);
+    if (threadIdx.x < N)
+        copy_4_bytes(&to.logsum[at], a.logsum + of_logsum, row + at < end);
+    else if (threadIdx.x < 2 * N)
+        copy_4_bytes(&to.dot[at], a.dots + of_logsum, row + at < end);
+    else if (threadIdx.x < 3 * N && a.document_start) {
+        int p = list.position(block) + at;
         copy_4_bytes(&to.start[at], a.document_start + work.of_documents + p, p < a.T);
+    }
 }
 
 /* The position behind the last query that may see a key at a position before `end`. */
@@ -493,43 +514,57 @@ __device__ __forceinline__ int last_seeing(const attention &a, const block_work 
     return to;
 }
 
-/* Gradients of the keys and values. Here the matrix is transposed: a row is a key. */
-template <int HS, int M>
-__global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
-    attention_dkv_kernel(const __grid_constant__ attention a)
+/* The lane's rows of a tile of the caller's keys, or -1. */
+template <int M, int TILE>
+__device__ __forceinline__ void find_keys(int (&row)[M][2], const blocks<TILE> &tiles, int tile,
+                                          const place_in_tile<M> &at)
 {
-    __shared__ of_queries<HS> queries[2];
-    /* The warp's rows of v, since registers have no space for them. Each lane uses its own elements. */
-    __shared__ uint4 values[M][HS / 16][place_in_tile<M>::N_THREADS];
-    const place_in_tile<M> at;
-    const block_work work(a);
-    const blocks<TILE> tiles(a.keys, 0, a.T);
-    int first = tiles.position(work.turn), mine = first + at.warp_row, row[M][2];
     for (int m = 0; m < M; m++)
         for (int half = 0; half < 2; half++) {
-            int r = tiles.row(work.turn) + at.warp_row + at.row(m, 2 * half);
-            row[m][half] = r < tiles.end(work.turn) ? r : -1;
+            int r = tiles.row(tile) + at.warp_row + at.row(m, 2 * half);
+            row[m][half] = r < tiles.end(tile) ? r : -1;
         }
+}
+
+/* Gradients of the keys and values. Here the matrix is transposed: a row is a key. */
+template <int HS>
+__global__ void __launch_bounds__(N_THREADS, 2) attention_dkv_kernel(const __grid_constant__ attention a)
+{
+    const int M = sizes<HS>::M, TILE = sizes<HS>::TILE, QUERIES = sizes<HS>::QUERIES,
+              DKV_QUERIES = sizes<HS>::DKV_QUERIES;
+    __shared__ of_queries<HS> queries[2];
+    /* The warp's rows of v, since registers have no space for them. Each lane uses its own elements. */
+    __shared__ uint4 values[M][HS / 16][N_THREADS];
+    const place_in_tile<M> at;
+    const block_work work(a, a.n_kv);
+    const blocks<TILE> tiles(a.keys, 0, a.T);
+    int first = tiles.position(work.turn), mine = first + at.warp_row, row[M][2];
+    find_keys(row, tiles, work.turn, at);
     const blocks<QUERIES> list(a.queries, first, last_seeing(a, work, first + TILE));
-    int n = list.n();
-    int64_t of_k = work.in(a, a.n_keys, a.kv_row);
+    int n = list.n(), n_all = n * a.sharing, head = work.head * a.sharing, block = 0;
+    int64_t of_k = key_head(a, work.head, a.kv_row);
     uint32_t left[M][HS / 16][4], v[M][HS / 16][4];
     float dk[M][HS / 8][4] = {}, dv[M][HS / 8][4] = {};
     if (n)
-        fetch_queries<HS, at.N_THREADS>(queries[0], a, work, list, 0);
+        fetch_queries(queries[0], a, work, list, head, block);
     load_left<HS>(v, a.v + of_k, a.kv_row, row, at);
     for (int m = 0; m < M; m++)
         for (int c = 0; c < HS / 16; c++)
             values[m][c][threadIdx.x] = make_uint4(v[m][c][0], v[m][c][1], v[m][c][2], v[m][c][3]);
     load_left<HS>(left, a.k + of_k, a.kv_row, row, at);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n_all; i++) {
         const of_queries<HS> &on = queries[i % 2];
         wait_for_copies();
         __syncthreads();
-        if (i + 1 < n)
-            fetch_queries<HS, at.N_THREADS>(queries[(i + 1) % 2], a, work, list, i + 1);
+        int position = list.position(block) - mine; /* of the first query, relative to the first key */
+        if (++block == n) {                         /* the next head that shares the keys */
+            block = 0;
+            head++;
+        }
+        if (i + 1 < n_all)
+            fetch_queries(queries[(i + 1) % 2], a, work, list, head, block);
         for (int from = 0; from < QUERIES; from += DKV_QUERIES) {
-            int query = list.position(i) + from - mine; /* first query, relative to the warp's first key */
+            int query = position + from;
             if (query + DKV_QUERIES <= 0 || mine >= a.T)
                 continue;
             float s[M][DKV_QUERIES / 8][4] = {}, d[M][DKV_QUERIES / 8][4];
@@ -567,49 +602,53 @@ __global__ void __launch_bounds__(place_in_tile<M>::N_THREADS, 2)
         scale[m][0] = scale[m][1] = a.grad_scale;
         one[m][0] = one[m][1] = 1;
     }
-    int64_t of_dk = work.in(a, a.n_keys, a.dk.stride);
+    int64_t of_dk = key_head(a, work.head, a.dk.stride);
     store_rows<HS>(a.dk, of_dk, row, dk, scale, at);
     store_rows<HS>(a.dv, of_dk, row, dv, one, at);
 }
 
-/* The number of blocks that compute n_tiles of each head. */
-unsigned cut(attention *a, int64_t n_tiles)
+/* The number of blocks that compute n_tiles of each head. A batch row has `heads` of these heads. */
+unsigned cut(attention *a, int heads, int64_t n_tiles)
 {
+    a->n_heads = a->B * heads;
     a->n_tiles = (int)n_tiles;
     a->heads_at_once = (int)ceil_div(a->n_heads, ceil_div(a->n_heads * n_tiles, BLOCKS_AT_ONCE));
     return (unsigned)(a->n_heads * n_tiles);
 }
 
-unsigned cut_queries(attention *a)
+template <int TILE> unsigned cut_queries(attention *a)
 {
-    const query_tiles tiles(a->queries);
-    return cut(a, tiles.n + tiles.n_of_second);
+    const query_tiles<TILE> tiles(a->queries);
+    return cut(a, a->NH, tiles.n + tiles.n_of_second);
 }
 
-unsigned cut_keys(attention *a)
+template <int TILE> unsigned cut_keys(attention *a)
 {
-    return cut(a, ceil_div(a->keys.n[0], TILE) + ceil_div(a->keys.n[1], TILE));
+    return cut(a, a->n_kv, ceil_div(a->keys.n[0], TILE) + ceil_div(a->keys.n[1], TILE));
 }
 
 template <int HS> int forward(const struct compute *on, attention a)
 {
-    unsigned n = cut_queries(&a);
-    return n ? launch(on, "attention", attention_forward_kernel<HS, FORWARD_M>, n,
-                      place_in_tile<FORWARD_M>::N_THREADS, a)
-             : 0;
+    unsigned n = cut_queries<sizes<HS>::TILE>(&a);
+    return n ? launch(on, "attention", attention_forward_kernel<HS>, n, N_THREADS, a) : 0;
 }
 
 template <int HS> int backward(const struct compute *on, attention a)
 {
-    unsigned n = cut_queries(&a);
-    int err = n ? launch(on, "attention backward", attention_dq_kernel<HS, DQ_M>, n,
-                         place_in_tile<DQ_M>::N_THREADS, a)
-                : 0;
-    n = cut_keys(&a);
-    return err || !n ? err
-                     : launch(on, "attention backward", attention_dkv_kernel<HS, DKV_M>, n,
-                              place_in_tile<DKV_M>::N_THREADS, a);
+    unsigned n = cut_queries<sizes<HS>::TILE>(&a);
+    int err = n ? launch(on, "attention backward", attention_dq_kernel<HS>, n, N_THREADS, a) : 0;
+    n = cut_keys<sizes<HS>::TILE>(&a);
+    return err || !n ? err : launch(on, "attention backward", attention_dkv_kernel<HS>, n, N_THREADS, a);
 }
+
+/* Selects the instance of a function for a head size. */
+#define BY_HEAD_SIZE(function, HS, ...)                                                                      \
+    ((HS) == 16   ? function<16>(__VA_ARGS__)                                                                \
+     : (HS) == 32 ? function<32>(__VA_ARGS__)                                                                \
+     : (HS) == 64 ? function<64>(__VA_ARGS__)                                                                \
+     : (HS) == 80 ? function<80>(__VA_ARGS__)                                                                \
+     : (HS) == 96 ? function<96>(__VA_ARGS__)                                                                \
+                  : function<128>(__VA_ARGS__))
 
 attention describe(const model_attention_args *args)
 {
@@ -622,12 +661,15 @@ attention describe(const model_attention_args *args)
     a.document_start = args->document_start;
     a.queries = args->queries;
     a.keys = args->keys;
+    a.B = (int)args->B;
     a.T = (int)args->T;
     a.C = (int)(args->NH * args->HS);
     a.NH = (int)args->NH;
+    a.n_kv = (int)args->n_kv;
+    a.HS = (int)args->HS;
+    a.sharing = a.NH / a.n_kv;
     a.n_queries = (int)model_n_rows(&args->queries);
     a.n_keys = (int)model_n_rows(&args->keys);
-    a.n_heads = (int)(args->B * args->NH);
     a.grad_scale = 1.0f / sqrtf((float)args->HS);
     a.scale = a.grad_scale * LOG2_E;
     return a;
@@ -635,7 +677,7 @@ attention describe(const model_attention_args *args)
 
 bool fits(int64_t HS)
 {
-    return HS == 16 || HS == 32 || HS == 64;
+    return HS == 16 || HS == 32 || HS == 64 || HS == 80 || HS == 96 || HS == 128;
 }
 
 int attention_forward(const struct compute *on, const model_attention_args *args, real *y, float *y32,
@@ -644,8 +686,7 @@ int attention_forward(const struct compute *on, const model_attention_args *args
     attention a = describe(args);
     a.out = {y, y32, false, a.C};
     a.logsum = logsum;
-    int64_t HS = args->HS;
-    return HS == 64 ? forward<64>(on, a) : HS == 32 ? forward<32>(on, a) : forward<16>(on, a);
+    return BY_HEAD_SIZE(forward, args->HS, on, a);
 }
 
 int attention_backward(const struct compute *on, const model_attention_args *args, const real *dy,
@@ -653,14 +694,14 @@ int attention_backward(const struct compute *on, const model_attention_args *arg
 {
     attention a = describe(args);
     a.dq = {grads->dq, grads->dq32, true, grads->dq32 ? a.C : grads->dq_row};
-    a.dk = {grads->dk, grads->dk32, true, grads->dk32 ? a.C : grads->dkv_row};
-    a.dv = {grads->dv, grads->dv32, true, grads->dv32 ? a.C : grads->dkv_row};
+    int64_t dkv_row = grads->dk32 ? a.n_kv * a.HS : grads->dkv_row;
+    a.dk = {grads->dk, grads->dk32, true, dkv_row};
+    a.dv = {grads->dv, grads->dv32, true, dkv_row};
     a.logsum = const_cast<float *>(logsum);
     a.dots = dots;
     a.dy = dy;
     a.y = y;
-    int64_t HS = args->HS;
-    return HS == 64 ? backward<64>(on, a) : HS == 32 ? backward<32>(on, a) : backward<16>(on, a);
+    return BY_HEAD_SIZE(backward, args->HS, on, a);
 }
 
 } // namespace

@@ -41,8 +41,11 @@ MODEL_HOST_DEVICE int64_t model_n_rows(const struct model_rows *r)
 struct model_attention_args {
     /* Batch rows, positions of the whole sequence, heads, and channels of a head. */
     int64_t B, T, NH, HS;
+    /* Heads of keys and values, a divisor of NH. Each serves NH / n_kv heads of queries that follow each
+     * other (Ainslie et al., arXiv:2305.13245). */
+    int64_t n_kv;
     struct model_rows queries, keys;
-    /* (B, queries, NH, HS) and (B, keys, NH, HS), with q_row and kv_row elements between rows. */
+    /* (B, queries, NH, HS) and (B, keys, n_kv, HS), with q_row and kv_row elements between rows. */
     const real *q, *k, *v;
     int64_t q_row, kv_row;
     /* (B, T) The query at a position p sees the keys at positions document_start[p] to p. It is at most p,
@@ -56,7 +59,7 @@ struct model_attention_args {
 
 /* Gradients of q, k and v. Where they are real, they are written, with dq_row and dkv_row elements between
  * rows. If dq32 is not NULL, they are instead ADDED to dq32 (B, queries, NH*HS), dk32 and dv32 (B, keys,
- * NH*HS). */
+ * n_kv*HS). */
 struct model_attention_grads {
     real *dq, *dk, *dv;
     int64_t dq_row, dkv_row;

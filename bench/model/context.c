@@ -114,6 +114,7 @@ static struct model_attention_args attention_of(const struct model *m, int64_t n
     return (struct model_attention_args){.B = m->B,
                                          .T = m->config.context,
                                          .NH = n_heads,
+                                         .n_kv = n_heads,
                                          .HS = m->config.channels / m->config.heads,
                                          .queries = queries,
                                          .keys = keys,

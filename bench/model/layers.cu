@@ -13,88 +13,12 @@
 extern "C" {
 #include "bench/model/layers.h"
 }
-#include "bench/model/launch.h"
+#include "bench/model/kernels.h"
 
 namespace
 {
 
-const int ROWS = 8;      /* warps per block; each has a row, or adds columns */
-const int N_CHUNKS = 64; /* for sums over rows */
-const int WIDE = 16 / (int)sizeof(real);
 const int ROW_THREADS = 1024; /* threads per row of logits */
-
-/* ---- moving W elements at once ---- */
-
-template <class T, int W> struct alignas(W == 1 ? sizeof(T) : 16) pack {
-    T x[W];
-};
-
-template <int W> __device__ __forceinline__ void load(float x[W], const real *from)
-{
-    pack<real, W> p = *reinterpret_cast<const pack<real, W> *>(from);
-    for (int j = 0; j < W; j++)
-        x[j] = to_float(p.x[j]);
-}
-
-template <int W> __device__ __forceinline__ void store_floats(float *to, const float x[W])
-{
-    const int N = W < 4 ? W : 4;
-    for (int j = 0; j < W; j += N) {
-        pack<float, N> p;
-        for (int k = 0; k < N; k++)
-            p.x[k] = x[j + k];
-        *reinterpret_cast<pack<float, N> *>(to + j) = p;
-    }
-}
-
-template <int W> __device__ __forceinline__ void store(real *to, const float x[W])
-{
-    pack<real, W> p;
-    for (int j = 0; j < W; j++)
-        p.x[j] = from_float(x[j]);
-    *reinterpret_cast<pack<real, W> *>(to) = p;
-}
-
-/* Loads floats, whatever a real is. */
-template <int W> __device__ __forceinline__ void load_floats(float x[W], const float *from)
-{
-    const int N = W < 4 ? W : 4;
-    for (int j = 0; j < W; j += N) {
-        pack<float, N> p = *reinterpret_cast<const pack<float, N> *>(from + j);
-        for (int k = 0; k < N; k++)
-            x[j + k] = p.x[k];
-    }
-}
-
-/* ---- sums ---- */
-
-__device__ __forceinline__ float warp_sum(float x)
-{
-    for (int step = 16; step > 0; step /= 2)
-        x += __shfl_xor_sync(0xffffffffu, x, step);
-    return x;
-}
-
-__device__ __forceinline__ float warp_max(float x)
-{
-    for (int step = 16; step > 0; step /= 2)
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, step));
-    return x;
-}
-
-/* In a block of (32, ROWS) threads: the sum over threadIdx.y, in order. Threads with y = 0 get the result. */
-__device__ __forceinline__ float sum_over_y(float x)
-{
-    __shared__ float parts[ROWS][32];
-    parts[threadIdx.y][threadIdx.x] = x;
-    __syncthreads();
-    float sum = 0;
-    if (threadIdx.y == 0)
-        for (int y = 0; y < ROWS; y++)
-            sum += parts[y][threadIdx.x];
-    __syncthreads(); /* then parts may be written again */
-    return sum;
-}
 
 /* ---- layer norm: a warp per row ---- */
 
@@ -196,18 +120,6 @@ __global__ void __launch_bounds__(32 * ROWS)
         if (inp)
             norm_parts[(int64_t)blockIdx.y * C + c] = sum_norm;
     }
-}
-
-/* grad (C) += sum of parts (N_CHUNKS, C) */
-__global__ void add_parts_kernel(real *grad, const float *parts, int C)
-{
-    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (c >= C)
-        return;
-    float sum = 0;
-    for (int chunk = 0; chunk < N_CHUNKS; chunk++)
-        sum += parts[(int64_t)chunk * C + c];
-    grad[c] = from_float(to_float(grad[c]) + sum);
 }
 
 __global__ void add_kernel(real *grad, const real *x, int64_t n)
@@ -648,22 +560,6 @@ __global__ void positions_backward_kernel(real *dwpe, const real *dout, const in
 }
 
 /* --- the table of functions --- */
-
-/* Whether rows of n elements, and of n floats, can be moved WIDE elements at a time. */
-template <class... P> bool wide(int64_t n, P... pointers)
-{
-    uintptr_t bits = 0;
-    const void *list[] = {pointers...};
-    for (const void *p : list)
-        bits |= (uintptr_t)p;
-    return bits % 16 == 0 && n % WIDE == 0;
-}
-
-/* Selects the kernel by the result of wide(). */
-#define BY_WIDTH(is_wide, kernel) ((is_wide) ? kernel<WIDE> : kernel<1>)
-
-const dim3 warps(32, ROWS);
-const unsigned THREADS = 256;
 
 int64_t n_scratch(const struct compute *, int64_t, int64_t C)
 {

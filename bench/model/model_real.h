@@ -174,5 +174,8 @@ MODEL_HOST_DEVICE real from_float(float f)
 #define train_save_best              MODEL_NAME(train_save_best)
 #define train_data_size              MODEL_NAME(train_data_size)
 #define train_load_data              MODEL_NAME(train_load_data)
+#define llama_layers_for             MODEL_NAME(llama_layers_for)
+#define llama_layers_host            MODEL_NAME(llama_layers_host)
+#define llama_layers_cuda            MODEL_NAME(llama_layers_cuda)
 
 #endif

@@ -4,8 +4,7 @@
  * context-parallel rank. Keys come at once or in parts. Compiled once per dtype. All outputs are poisoned
  * first. */
 #include "bench/model/layers.h"
-#include "test/cmocka.h"
-#include "test/kernels/random.h"
+#include "test/bench/gpt2/device_arrays.h"
 
 #include <math.h>
 
@@ -17,77 +16,11 @@
 #define TOLERANCE 4e-6
 #endif
 
-#ifdef MODEL_TEST_CUDA
-#define CUDA true
-#else
-#define CUDA false
-#endif
-
-static struct random_source rng;
-static struct compute on;
-
-/* The same array on the host and on the device. */
-struct array {
-    void *at, *there;
-    int64_t bytes;
-};
-
-enum { MOST_ARRAYS = 400 };
-static struct array held[MOST_ARRAYS];
-static int n_held;
-
-static void move(void *dst, const void *src, int64_t bytes)
-{
-    assert_int_equal(on.dev->ops->copy(on.stream, dst, src, bytes), 0);
-    assert_int_equal(on.dev->ops->stream_sync(on.stream), 0);
-}
-
-static void send(const struct array *a)
-{
-    move(a->there, a->at, a->bytes);
-}
-
-static void fetch(const struct array *a)
-{
-    move(a->at, a->there, a->bytes);
-}
-
-/* Returns poisoned memory, which let_go frees. */
-static struct array hold(int64_t bytes)
-{
-    struct array a = {malloc((size_t)bytes + 1), NULL, bytes};
-    assert_true(n_held < MOST_ARRAYS);
-    assert_int_equal(on.dev->ops->alloc(on.dev, bytes ? bytes : 1, &a.there), 0);
-    memset(a.at, 0xff, (size_t)bytes);
-    if (bytes)
-        send(&a);
-    return held[n_held++] = a;
-}
-
-static struct array reals(int64_t n)
-{
-    return hold(n * (int64_t)sizeof(real));
-}
-
-static struct array floats(int64_t n)
-{
-    return hold(n * (int64_t)sizeof(float));
-}
-
-/* Frees all arrays but the first n. */
-static void let_go(int n)
-{
-    while (n_held > n) {
-        struct array *a = &held[--n_held];
-        on.dev->ops->free(on.dev, a->there, a->bytes ? a->bytes : 1);
-        free(a->at);
-    }
-}
-
 struct shape {
     int64_t B, T, NH, HS;
     float spread;      /* of the scores: a large spread leaves a single weight above 0 */
     int64_t documents; /* mean length; 0: one document */
+    int64_t n_kv;      /* heads of keys; 0: as many as heads of queries */
 };
 
 enum { Q, K, V, N_OF_QKV };
@@ -95,11 +28,27 @@ enum { Q, K, V, N_OF_QKV };
 /* Inputs, and the expected results. */
 struct problem {
     struct shape s;
-    int64_t C;
-    struct array qkv, dy, start;          /* (B, T, 3*C), (B, T, C), (B, T) */
-    double *y, *logsum, *grads[N_OF_QKV]; /* (B, T, C), (B, NH, T), (B, T, C) each */
+    int64_t C, row;                       /* channels of q and y; elements of a row of qkv */
+    struct array qkv, dy, start;          /* (B, T, row), (B, T, C), (B, T) */
+    double *y, *logsum, *grads[N_OF_QKV]; /* (B, T, C), (B, NH, T), (B, T, heads of each, HS) */
     double *scratch;
 };
+
+static int64_t n_heads(const struct problem *p, int what)
+{
+    return what == Q ? p->s.NH : p->s.n_kv;
+}
+
+static int64_t width(const struct problem *p, int what)
+{
+    return n_heads(p, what) * p->s.HS;
+}
+
+/* The first column of q, k or v in a row of qkv. */
+static int64_t column(const struct problem *p, int what)
+{
+    return what == Q ? 0 : p->C + (what - K) * width(p, K);
+}
 
 static int64_t first_key(const struct problem *p, int64_t b, int64_t t)
 {
@@ -108,7 +57,7 @@ static int64_t first_key(const struct problem *p, int64_t b, int64_t t)
 
 static double input(const struct problem *p, int what, int64_t b, int64_t t, int64_t i)
 {
-    return (double)to_float(((real *)p->qkv.at)[(b * p->s.T + t) * 3 * p->C + what * p->C + i]);
+    return (double)to_float(((real *)p->qkv.at)[(b * p->s.T + t) * p->row + column(p, what) + i]);
 }
 
 static double output_grad(const struct problem *p, int64_t b, int64_t t, int64_t i)
@@ -120,12 +69,13 @@ static double output_grad(const struct problem *p, int64_t b, int64_t t, int64_t
 static void reference(struct problem *f, int64_t b, int64_t h, int64_t t)
 {
     int64_t T = f->s.T, HS = f->s.HS, c = h * HS, first = first_key(f, b, t);
+    int64_t of_key = h / (f->s.NH / f->s.n_kv) * HS;
     double *p = f->scratch, *dp = p + T, scale = 1 / sqrt((double)HS), top = -INFINITY, total = 0, dot = 0;
     for (int64_t s = first; s <= t; s++) {
         p[s] = dp[s] = 0;
-        for (int64_t i = c; i < c + HS; i++) {
-            p[s] += input(f, Q, b, t, i) * input(f, K, b, s, i) * scale;
-            dp[s] += output_grad(f, b, t, i) * input(f, V, b, s, i);
+        for (int64_t i = 0; i < HS; i++) {
+            p[s] += input(f, Q, b, t, c + i) * input(f, K, b, s, of_key + i) * scale;
+            dp[s] += output_grad(f, b, t, c + i) * input(f, V, b, s, of_key + i);
         }
         top = fmax(top, p[s]);
     }
@@ -138,12 +88,12 @@ static void reference(struct problem *f, int64_t b, int64_t h, int64_t t)
     }
     for (int64_t s = first; s <= t; s++) {
         double ds = p[s] * (dp[s] - dot) * scale;
-        int64_t at = (b * T + t) * f->C, to = (b * T + s) * f->C;
-        for (int64_t i = c; i < c + HS; i++) {
-            f->y[at + i] += p[s] * input(f, V, b, s, i);
-            f->grads[Q][at + i] += ds * input(f, K, b, s, i);
-            f->grads[K][to + i] += ds * input(f, Q, b, t, i);
-            f->grads[V][to + i] += p[s] * output_grad(f, b, t, i);
+        int64_t at = (b * T + t) * f->C + c, to = (b * T + s) * width(f, K) + of_key;
+        for (int64_t i = 0; i < HS; i++) {
+            f->y[at + i] += p[s] * input(f, V, b, s, of_key + i);
+            f->grads[Q][at + i] += ds * input(f, K, b, s, of_key + i);
+            f->grads[K][to + i] += ds * input(f, Q, b, t, c + i);
+            f->grads[V][to + i] += p[s] * output_grad(f, b, t, c + i);
         }
     }
 }
@@ -161,10 +111,14 @@ static void draw_documents(struct problem *p)
 
 static struct problem draw(struct shape s)
 {
-    int64_t C = s.NH * s.HS, BT = s.B * s.T;
-    struct problem p = {.s = s, .C = C, .qkv = reals(BT * 3 * C), .dy = reals(BT * C), .start = hold(BT * 4)};
-    for (int64_t i = 0; i < BT * 3 * C; i++)
-        ((real *)p.qkv.at)[i] = from_float(random_normal(&rng) * (i % (3 * C) < 2 * C ? s.spread : 1.0f));
+    s.n_kv = s.n_kv ? s.n_kv : s.NH;
+    int64_t C = s.NH * s.HS, BT = s.B * s.T, row = C + 2 * s.n_kv * s.HS;
+    struct problem p = {.s = s, .C = C, .row = row};
+    p.qkv = reals(BT * row);
+    p.dy = reals(BT * C);
+    p.start = hold(BT * 4);
+    for (int64_t i = 0; i < BT * row; i++)
+        ((real *)p.qkv.at)[i] = from_float(random_normal(&rng) * (i % row < column(&p, V) ? s.spread : 1.0f));
     for (int64_t i = 0; i < BT * C; i++)
         ((real *)p.dy.at)[i] = from_float(random_normal(&rng));
     send(&p.qkv);
@@ -244,20 +198,21 @@ struct call {
 
 static struct call open_call(const struct problem *p, struct model_rows queries, struct model_rows keys)
 {
-    int64_t C = p->C;
-    struct array q = take(p, p->qkv.at, 3 * C, 0, queries, C, C + 16);
-    struct array kv = take(p, p->qkv.at, 3 * C, C, keys, 2 * C, 2 * C);
+    int64_t C = p->C, of_keys = width(p, K);
+    struct array q = take(p, p->qkv.at, p->row, 0, queries, C, C + 16);
+    struct array kv = take(p, p->qkv.at, p->row, C, keys, 2 * of_keys, 2 * of_keys);
     struct call c = {.args = {.B = p->s.B,
                               .T = p->s.T,
                               .NH = p->s.NH,
                               .HS = p->s.HS,
+                              .n_kv = p->s.n_kv,
                               .queries = queries,
                               .keys = keys,
                               .q = q.there,
                               .k = kv.there,
-                              .v = (real *)kv.there + C,
+                              .v = (real *)kv.there + of_keys,
                               .q_row = C + 16,
-                              .kv_row = 2 * C,
+                              .kv_row = 2 * of_keys,
                               .document_start = p->s.documents ? p->start.there : NULL}};
     c.args.scratch = floats(model_attention_scratch(&on, &c.args)).there;
     c.logsum = floats(p->s.B * p->s.NH * model_n_rows(&queries));
@@ -270,15 +225,16 @@ static struct call open_whole(const struct problem *p)
     const struct model_rows all = all_rows(p->s.T);
     struct call c = open_call(p, all, all);
     c.args.q = p->qkv.there;
-    c.args.k = c.args.q + p->C;
-    c.args.v = c.args.q + 2 * p->C;
-    c.args.q_row = c.args.kv_row = 3 * p->C;
+    c.args.k = c.args.q + column(p, K);
+    c.args.v = c.args.q + column(p, V);
+    c.args.q_row = c.args.kv_row = p->row;
     return c;
 }
 
 static int64_t n_elements(const struct call *c, int what)
 {
-    return c->args.B * model_n_rows(what == Q ? &c->args.queries : &c->args.keys) * c->args.NH * c->args.HS;
+    const struct model_attention_args *a = &c->args;
+    return a->B * model_n_rows(what == Q ? &a->queries : &a->keys) * (what == Q ? a->NH : a->n_kv) * a->HS;
 }
 
 static void forward(struct call *c, bool in_fp32)
@@ -298,9 +254,9 @@ static void backward(struct call *c, const struct array *dy, const struct array 
 {
     struct model_attention_grads g = {.dq_row = c->args.q_row, .dkv_row = c->args.kv_row};
     c->dots = floats(c->args.B * c->args.NH * model_n_rows(&c->args.queries));
-    int64_t C = c->args.NH * c->args.HS;
     for (int i = 0; i < N_OF_QKV && !sums; i++)
-        c->grads[i] = reals(n_elements(c, i) / C * (i == Q ? g.dq_row : g.dkv_row));
+        c->grads[i] = reals(c->args.B * (i == Q ? model_n_rows(&c->args.queries) * g.dq_row
+                                                : model_n_rows(&c->args.keys) * g.dkv_row));
     g.dq = c->grads[Q].there;
     g.dk = c->grads[K].there;
     g.dv = c->grads[V].there;
@@ -318,31 +274,34 @@ static void backward(struct call *c, const struct array *dy, const struct array 
 
 /* ---- comparisons ---- */
 
-/* Compares the vectors of HS elements of these rows, `stride` elements between rows, with want (B, T, C). */
-static void compare(const struct problem *p, const char *what, const double *want, const real *got,
+/* Compares the heads of these rows, `stride` elements between rows, with want (B, T, heads, HS). y has the
+ * heads of Q. */
+static void compare(const struct problem *p, const char *what, int of, const double *want, const real *got,
                     const float *got32, struct model_rows rows, int64_t stride, double tolerance)
 {
-    int64_t HS = p->s.HS, n = model_n_rows(&rows), all = p->s.B * p->s.T * p->C;
+    int64_t HS = p->s.HS, NH = n_heads(p, of), n = model_n_rows(&rows), all = p->s.B * p->s.T * NH * HS;
     double square = 0;
     for (int64_t i = 0; i < all; i++)
         square += want[i] * want[i] / (double)(all / HS);
-    for (int64_t v = 0; v < p->s.B * n * p->s.NH; v++) {
-        int64_t row = v / p->s.NH, h = v % p->s.NH, t = position_of(&rows, row % n);
+    for (int64_t v = 0; v < p->s.B * n * NH; v++) {
+        int64_t row = v / NH, h = v % NH, t = position_of(&rows, row % n);
         double error = 0, size = 0;
         for (int64_t i = 0; i < HS; i++) {
             int64_t at = row * stride + h * HS + i;
-            double x = want[(row / n * p->s.T + t) * p->C + h * HS + i];
+            double x = want[((row / n * p->s.T + t) * NH + h) * HS + i];
             double d = (got32 ? (double)got32[at] : (double)to_float(got[at])) - x;
             error += d * d;
             size += x * x;
         }
-        /* 0.1: where a query sees one key, gradients are differences of equal terms of this order */
-        if (!(sqrt(error) <= tolerance * (sqrt(size) + sqrt(square) + 0.1)))
+        /* 0.1: where a query sees one key, gradients are differences of equal terms of this order;
+         * longer sums differ more */
+        if (!(sqrt(error) <=
+              tolerance * (sqrt(size) + sqrt(square) + 0.1 * fmax(1, (double)(HS * HS) / 4096))))
             fail_msg(
-                "B %lld, T %lld, NH %lld, HS %lld: %s: row %lld, position %lld, head %lld is off by %g, its "
-                "length is %g",
-                (long long)p->s.B, (long long)p->s.T, (long long)p->s.NH, (long long)HS, what, (long long)row,
-                (long long)t, (long long)h, sqrt(error), sqrt(size));
+                "B %lld, T %lld, NH %lld, n_kv %lld, HS %lld: %s: row %lld, position %lld, head %lld is off "
+                "by %g, its length is %g",
+                (long long)p->s.B, (long long)p->s.T, (long long)p->s.NH, (long long)p->s.n_kv, (long long)HS,
+                what, (long long)row, (long long)t, (long long)h, sqrt(error), sqrt(size));
     }
 }
 
@@ -380,21 +339,25 @@ static void compare_grads(const struct problem *p, const struct call *c, struct 
                 i == Q   ? "dq"
                 : i == K ? "dk"
                          : "dv",
-                p->grads[i], c->grads[i].at, NULL, i == Q ? queries : keys,
+                i, p->grads[i], c->grads[i].at, NULL, i == Q ? queries : keys,
                 i == Q ? c->args.q_row : c->args.kv_row, grad_tolerance(p));
 }
 
 /* ---- tests ---- */
 
 /* Tiles are 128 tokens, and those of products on a GPU 256. The kernel fetches 64 or 32 of the other side at
- * once, and multiplies 32 or 16. The shapes have less than each of these, whole ones, and partial ones. The
- * kernel works on 1024 tiles at once; one shape has more. Products take at most 1024 keys. */
+ * once, and multiplies 32 or 16. For heads of more than 64 channels its tiles are 64 tokens, and it fetches
+ * 32 or 16. The shapes have less than each of these, whole ones, and partial ones. The kernel works on 1024
+ * tiles at once; one shape has more. Products take at most 1024 keys. */
 static const struct shape shapes[] = {
-    {2, 1, 1, 16, 1, 0},    {1, 2, 3, 32, 1, 0},     {2, 15, 2, 64, 1, 4},     {1, 63, 2, 16, 1, 0},
-    {2, 64, 1, 32, 1, 9},   {1, 65, 2, 64, 1, 0},    {1, 130, 2, 16, 1, 0},    {1, 150, 1, 32, 1, 40},
-    {1, 193, 1, 64, 1, 0},  {1, 257, 2, 64, 1, 0},   {1, 384, 1, 32, 1, 0},    {1, 300, 1, 64, 1, 70},
-    {1, 80, 2, 64, 4, 0},   {57, 129, 9, 16, 1, 40}, {1, 96, 1, 16, 30, 0},    {3, 70, 2, 11, 1, 0},
-    {2, 200, 3, 24, 1, 50}, {1, 1100, 1, 16, 1, 0},  {2, 1300, 1, 16, 1, 300},
+    {2, 1, 1, 16, 1, 0},     {1, 2, 3, 32, 1, 0},       {2, 15, 2, 64, 1, 4},      {1, 63, 2, 16, 1, 0},
+    {2, 64, 1, 32, 1, 9},    {1, 65, 2, 64, 1, 0},      {1, 130, 2, 16, 1, 0},     {1, 150, 1, 32, 1, 40},
+    {1, 193, 1, 64, 1, 0},   {1, 257, 2, 64, 1, 0},     {1, 384, 1, 32, 1, 0},     {1, 300, 1, 64, 1, 70},
+    {1, 80, 2, 64, 4, 0},    {57, 129, 9, 16, 1, 40},   {1, 96, 1, 16, 30, 0},     {3, 70, 2, 11, 1, 0},
+    {2, 200, 3, 24, 1, 50},  {1, 1100, 1, 16, 1, 0},    {2, 1300, 1, 16, 1, 300},  {1, 2, 2, 128, 1, 0, 1},
+    {1, 193, 2, 80, 1, 0},   {1, 130, 1, 96, 1, 30},    {1, 193, 1, 128, 1, 0},    {1, 80, 1, 128, 4, 0},
+    {2, 70, 6, 16, 1, 0, 2}, {1, 257, 4, 64, 1, 0, 1},  {2, 70, 4, 128, 1, 40, 2}, {1, 100, 4, 80, 1, 0, 2},
+    {1, 70, 6, 96, 1, 0, 2}, {2, 200, 4, 24, 1, 50, 2}, {1, 1100, 2, 16, 1, 0, 1},
 };
 #define N_SHAPES (sizeof shapes / sizeof *shapes)
 
@@ -406,7 +369,7 @@ static void test_against_reference(void **state)
         struct call c = open_whole(&p);
         const struct model_rows all = all_rows(p.s.T);
         forward(&c, false);
-        compare(&p, "y", p.y, c.y.at, NULL, all, p.C, y_tolerance(&p));
+        compare(&p, "y", Q, p.y, c.y.at, NULL, all, p.C, y_tolerance(&p));
         compare_logsum(&p, &c.logsum, all);
         backward(&c, &p.dy, NULL);
         compare_grads(&p, &c, all, all);
@@ -445,11 +408,9 @@ static struct model_rows random_rows(int64_t T)
 /* Queries of any rows against all keys: forward has the bits of the whole sequence. */
 static void test_slices(void **state)
 {
-    static const struct shape cut[] = {{2, 96, 2, 16, 1, 0},
-                                       {1, 256, 3, 32, 1, 0},
-                                       {1, 300, 1, 64, 1, 60},
-                                       {2, 417, 2, 24, 1, 0},
-                                       {1, 1200, 1, 16, 1, 500}};
+    static const struct shape cut[] = {{2, 96, 2, 16, 1, 0},     {1, 256, 3, 32, 1, 0},
+                                       {1, 300, 1, 64, 1, 60},   {2, 417, 2, 24, 1, 0},
+                                       {1, 1200, 1, 16, 1, 500}, {1, 100, 2, 128, 1, 40, 1}};
     static const int64_t cps[] = {2, 3, 4, 8};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
         struct problem p = draw(cut[i]);
@@ -491,7 +452,11 @@ static void subtract_one(const struct array *a)
  * fp32. */
 static void test_gathered(void **state)
 {
-    static const struct shape cut[] = {{2, 96, 2, 16, 1, 0}, {1, 300, 1, 64, 1, 60}, {1, 140, 2, 24, 1, 20}};
+    static const struct shape cut[] = {{2, 96, 2, 16, 1, 0},
+                                       {1, 300, 1, 64, 1, 60},
+                                       {1, 140, 2, 24, 1, 20},
+                                       {1, 140, 4, 128, 1, 50, 2},
+                                       {1, 140, 6, 24, 1, 20, 2}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
         for (int64_t cp = 2; cp <= 3; cp++) {
             struct problem p = draw(cut[i]);
@@ -508,14 +473,15 @@ static void test_gathered(void **state)
                 of_rank[K] = sums[K];
                 of_rank[V] = sums[V];
                 forward(&c, false);
-                compare(&p, "y", p.y, c.y.at, NULL, rows, p.C, y_tolerance(&p));
+                compare(&p, "y", Q, p.y, c.y.at, NULL, rows, p.C, y_tolerance(&p));
                 backward(&c, &dy, of_rank);
                 subtract_one(&of_rank[Q]);
-                compare(&p, "dq", p.grads[Q], NULL, of_rank[Q].at, rows, p.C, grad_tolerance(&p));
+                compare(&p, "dq", Q, p.grads[Q], NULL, of_rank[Q].at, rows, p.C, grad_tolerance(&p));
             }
             for (int k = K; k <= V; k++) {
                 subtract_one(&sums[k]);
-                compare(&p, k == K ? "dk" : "dv", p.grads[k], NULL, sums[k].at, all, p.C, grad_tolerance(&p));
+                compare(&p, k == K ? "dk" : "dv", k, p.grads[k], NULL, sums[k].at, all, width(&p, k),
+                        grad_tolerance(&p));
             }
             close_problem(&p);
         }
@@ -586,7 +552,7 @@ static void run_ring(struct problem *p, int64_t cp, bool zigzag)
         struct call sum;
         shuffle(order, cp);
         merge_parts(p, &sum, rows, cp, order, zigzag);
-        compare(p, "merged y", p->y, NULL, sum.y32.at, rows, p->C, y_tolerance(p));
+        compare(p, "merged y", Q, p->y, NULL, sum.y32.at, rows, p->C, y_tolerance(p));
         compare_logsum(p, &sum.logsum, rows);
         for (int64_t i = 0; i < cp; i++) {
             struct array to[] = {sums[rank][Q], sums[order[i]][K], sums[order[i]][V]};
@@ -603,14 +569,18 @@ static void run_ring(struct problem *p, int64_t cp, bool zigzag)
                     i == Q   ? "dq of a ring"
                     : i == K ? "dk of a ring"
                              : "dv of a ring",
-                    p->grads[i], NULL, sums[r][i].at, rows_of_rank(p->s.T, cp, r, zigzag), p->C,
+                    i, p->grads[i], NULL, sums[r][i].at, rows_of_rank(p->s.T, cp, r, zigzag), width(p, i),
                     grad_tolerance(p));
         }
 }
 
 static void test_ring(void **state)
 {
-    static const struct shape cut[] = {{2, 96, 2, 16, 1, 0}, {1, 300, 1, 64, 1, 60}, {1, 144, 2, 24, 1, 10}};
+    static const struct shape cut[] = {{2, 96, 2, 16, 1, 0},
+                                       {1, 300, 1, 64, 1, 60},
+                                       {1, 144, 2, 24, 1, 10},
+                                       {1, 90, 4, 96, 1, 40, 2},
+                                       {2, 100, 6, 24, 1, 30, 3}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
         for (int64_t cp = 2; cp <= 4; cp++) {
             struct problem p = draw(cut[i]);
@@ -648,14 +618,15 @@ static void test_merge_of_nothing(void **state)
     let_go(0);
 }
 
-/* Results of rows of other documents than that of (b, t) have the same bits as before. */
-static void same_elsewhere(const struct problem *p, const struct array *before, const struct array *after,
-                           int64_t stride, int64_t b, int64_t t)
+/* Results of rows of other documents than that of (b, t) have the same bits as before. They are what of q, k
+ * or v, with `stride` elements between rows. */
+static void same_elsewhere(const struct problem *p, int of, const struct array *before,
+                           const struct array *after, int64_t stride, int64_t b, int64_t t)
 {
     for (int64_t i = 0; i < p->s.B * p->s.T; i++) {
         bool own = i / p->s.T == b && first_key(p, b, i % p->s.T) == first_key(p, b, t);
         if (!own && memcmp((real *)before->at + i * stride, (real *)after->at + i * stride,
-                           (size_t)p->C * sizeof(real)))
+                           (size_t)width(p, of) * sizeof(real)))
             fail_msg("a change at (%lld, %lld) reaches another document's row %lld", (long long)b,
                      (long long)t, (long long)i);
     }
@@ -665,7 +636,7 @@ static void same_elsewhere(const struct problem *p, const struct array *before, 
 static void test_documents(void **state)
 {
     static const struct shape cut[] = {
-        {2, 96, 2, 16, 1, 9}, {1, 300, 2, 64, 1, 60}, {2, 1200, 1, 24, 1, 200}};
+        {2, 96, 2, 16, 1, 9}, {1, 300, 2, 64, 1, 60}, {2, 1200, 1, 24, 1, 200}, {2, 70, 4, 128, 1, 20, 2}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
         for (int k = 0; k < 4; k++) {
             struct problem p = draw(cut[i]);
@@ -673,24 +644,24 @@ static void test_documents(void **state)
             forward(&before, false);
             backward(&before, &p.dy, NULL);
             int64_t b = random_below(&rng, p.s.B), t = random_below(&rng, p.s.T), at = b * p.s.T + t;
-            for (int64_t j = 0; j < 3 * p.C; j++)
-                ((real *)p.qkv.at)[at * 3 * p.C + j] = from_float(random_normal(&rng) * 3);
+            for (int64_t j = 0; j < p.row; j++)
+                ((real *)p.qkv.at)[at * p.row + j] = from_float(random_normal(&rng) * 3);
             for (int64_t j = 0; j < p.C; j++)
                 ((real *)p.dy.at)[at * p.C + j] = from_float(random_normal(&rng) * 3);
             send(&p.qkv);
             send(&p.dy);
             forward(&after, false);
             backward(&after, &p.dy, NULL);
-            same_elsewhere(&p, &before.y, &after.y, p.C, b, t);
+            same_elsewhere(&p, Q, &before.y, &after.y, p.C, b, t);
             for (int what = 0; what < N_OF_QKV; what++)
-                same_elsewhere(&p, &before.grads[what], &after.grads[what], 3 * p.C, b, t);
+                same_elsewhere(&p, what, &before.grads[what], &after.grads[what], p.row, b, t);
             close_problem(&p);
         }
 }
 
 static void test_same_bits(void **state)
 {
-    struct problem p = draw((struct shape){1, 100, 2, 32, 1, 0});
+    struct problem p = draw((struct shape){1, 100, 4, 32, 1, 0, 2});
     struct call c = open_whole(&p), again = open_whole(&p);
     forward(&c, false);
     backward(&c, &p.dy, NULL);
@@ -699,8 +670,8 @@ static void test_same_bits(void **state)
     assert_memory_equal(c.y.at, again.y.at, (size_t)c.y.bytes);
     for (int i = 0; i < N_OF_QKV; i++)
         for (int64_t row = 0; row < p.s.T; row++)
-            assert_memory_equal((real *)c.grads[i].at + row * 3 * p.C,
-                                (real *)again.grads[i].at + row * 3 * p.C, (size_t)p.C * sizeof(real));
+            assert_memory_equal((real *)c.grads[i].at + row * p.row, (real *)again.grads[i].at + row * p.row,
+                                (size_t)width(&p, i) * sizeof(real));
     close_problem(&p);
 }
 
@@ -733,7 +704,8 @@ static void test_fits(void **state)
     const struct model_attention *fused = model_layers_for(&on)->attention;
     assert_int_equal(fused != NULL, CUDA && sizeof(real) == 2);
     for (int64_t HS = 0; HS < 300 && fused; HS++)
-        assert_int_equal(fused->fits(HS), HS == 16 || HS == 32 || HS == 64);
+        assert_int_equal(fused->fits(HS),
+                         HS == 16 || HS == 32 || HS == 64 || HS == 80 || HS == 96 || HS == 128);
 }
 
 int main(void)

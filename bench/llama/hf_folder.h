@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* hf_folder.h: makes of exported weights a folder that Hugging Face's libraries load. */
+#ifndef ZERO_BENCH_HF_FOLDER_H
+#define ZERO_BENCH_HF_FOLDER_H
+
+#include "zero/types.h"
+
+/* Copies config.json from folder `from` to folder `to`, which zero_export has made, and sets the dtype of the
+ * exported weights in it. Also copies generation_config.json, the tokenizer's files and chat templates, if
+ * they are there. A file of `to` is replaced when the new one is complete. The folders may be the same one.
+ * One rank calls this, after zero_export. ZERO_ERR_IO names the file. */
+int hf_folder_copy(const char *from, const char *to, enum zero_dtype dtype);
+
+#endif
