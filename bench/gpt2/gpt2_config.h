@@ -9,7 +9,7 @@
 
 /* How the ranks of a context-parallel group share attention (gpt2_context.h). */
 enum gpt2_cp_form { GPT2_CP_GATHER = 1, GPT2_CP_EXCHANGE, GPT2_CP_RING };
-/* Which tokens of a row are whose: the values of enum zero_cp_order. */
+/* How a row's tokens are divided over ranks. The values are those of enum zero_cp_order. */
 enum gpt2_cp_order { GPT2_CP_CONTIGUOUS = 1, GPT2_CP_ZIGZAG };
 
 struct gpt2_config {
