@@ -115,12 +115,12 @@ static void show_progress(struct report *r, const struct report_step *s)
     if (s->mfu > 0)
         snprintf(mfu, sizeof mfu, "  %.1f%% MFU", 100 * s->mfu);
     if (n >= 3600)
-        snprintf(left, sizeof left, "%lld:%02d:%02d left  ", (long long)(n / 3600), (int)(n / 60 % 60),
+        snprintf(left, sizeof left, "  %lld:%02d:%02d left", (long long)(n / 3600), (int)(n / 60 % 60),
                  (int)(n % 60));
     else if (n >= 0)
-        snprintf(left, sizeof left, "%d:%02d left  ", (int)(n / 60), (int)(n % 60));
-    progress_show(&r->progress, s->share_done, "%sstep %lld  loss %.3f  %.0f tokens/s%s  %.0f ms  %s", left,
-                  (long long)s->step, s->loss, s->tokens_per_s, mfu, s->ms,
+        snprintf(left, sizeof left, "  %d:%02d left", (int)(n / 60), (int)(n % 60));
+    progress_show(&r->progress, s->share_done, "step %lld  loss %.3f%s  %.0f tokens/s%s  %.0f ms  %s",
+                  (long long)s->step, s->loss, left, s->tokens_per_s, mfu, s->ms,
                   report_bytes(s->resident_bytes).text);
 }
 
