@@ -19,7 +19,7 @@
 
 struct model;
 
-/* What the ranks of a context-parallel group do together. Memory is the device's, on whose stream the
+/* The collectives of a context-parallel group. Memory is the device's, on whose stream the
  * functions work. All return 0 or a zero_err. */
 struct model_cp {
     /* This rank's number. */

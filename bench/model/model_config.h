@@ -11,7 +11,7 @@
 
 /* How the ranks of a context-parallel group share attention (context.h). */
 enum model_cp_form { MODEL_CP_GATHER = 1, MODEL_CP_EXCHANGE, MODEL_CP_RING };
-/* Which tokens of a row are whose: the values of enum zero_cp_order. */
+/* How a row's tokens are divided over ranks. The values are those of enum zero_cp_order. */
 enum model_cp_order { MODEL_CP_CONTIGUOUS = 1, MODEL_CP_ZIGZAG };
 
 struct model_ops;

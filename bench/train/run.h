@@ -36,7 +36,7 @@ struct run {
     struct token_data held_out;
     const struct token_data *eval;
     int64_t eval_first, n_eval;
-    /* a micro-batch's whole rows, of which cp_rows (cp) says what each rank takes */
+    /* a micro-batch's whole rows; and (cp) the tokens that each rank takes of them */
     struct token_rows whole;
     struct model_rows *cp_rows;
     struct report report;

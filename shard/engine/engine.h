@@ -393,8 +393,8 @@ int zr_engine_compare_rows(struct zr_engine *e, enum zero_axis axis, enum zr_cal
  * no comparison is due. */
 int zr_engine_exchange_words(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
                              const int64_t *mine, int32_t n, const int64_t **all);
-/* Records a call of the program that the ranks of the axis must make, and adds it to the hash of calls, which
- * the next collective over the axis compares. call: a hash of everything that must be equal. */
+/* Records a call that all ranks of the axis must make. It also goes into the hash of calls that the next
+ * collective over the axis compares. call: a hash of everything that must be equal. */
 void zr_engine_axis_called(struct zr_engine *e, enum zero_axis axis, uint64_t call);
 /* Copies on the model's stream. Local. */
 int zr_engine_copy(struct zr_engine *e, void *dst, const void *src, int64_t n_bytes);

@@ -455,7 +455,7 @@ static void calls_that_differ(void **state)
     toy_run(4, differing_rank, NULL, r, "ranks of cp make different calls");
 }
 
-/* Check mode makes collectives of its own, so all ranks must be in it. */
+/* Check mode adds collectives, so all ranks must be in it. */
 static void checked_alone(struct toy_rank *r)
 {
     struct zero_config cfg = toy_config(r, 1);

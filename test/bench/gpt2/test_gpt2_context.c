@@ -35,7 +35,7 @@ static struct random_source rng;
 struct group {
     int32_t cp;
     pthread_barrier_t met;
-    /* What each rank has passed to the current call. */
+    /* The arguments of each rank's current call. */
     char *said[MAX_CP];
     struct model_rows rows[MAX_CP];
 };
