@@ -489,9 +489,9 @@ class WholeProgram(unittest.TestCase):
     def test_sizes_are_zero_benchs(self):
         """The models of gpt2_sizes.py have the numbers of parameters and operations that zero-bench prints."""
         import gpt2_sizes
-        with open(os.path.join(ROOT, 'bench', 'gpt2', 'model_config.c'), encoding='utf-8') as f:
+        with open(os.path.join(ROOT, 'bench', 'model', 'model_config.c'), encoding='utf-8') as f:
             source = f.read()
-        found = re.findall(r'{{(\d+), (\d+), (\d+), \d+, (\d+)}, ([\d.e-]+)}', source)  # ordered by name, which both have
+        found = re.findall(r'{{&gpt2_ops, (\d+), (\d+), (\d+), \d+, (\d+)}, ([\d.e-]+)}', source)  # ordered by name, which both have
         self.assertEqual([(*map(int, sizes), float(lr)) for *sizes, lr in found], list(gpt2_sizes.MODELS.values()))
         self.assertEqual(re.findall(r'{"(gpt2-[^"]+)", ', source), list(gpt2_sizes.MODELS))
         _, summary = train(1, *TINY, '--batch=2', '--steps=1')
