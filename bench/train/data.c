@@ -46,7 +46,12 @@ static int load_tokens(struct run *r)
         r->n_eval = n ? n : 1;
         r->eval_first = r->n_rows -= r->n_eval;
     }
-    return r->n_rows ? 0 : zr_fail(ZERO_ERR_ARG, "--held-out %g: no row is left to train on", o->held_out);
+    if (!r->n_rows)
+        return zr_fail(ZERO_ERR_ARG, "--held-out %g: no row is left to train on", o->held_out);
+    if (!token_data_counts(&r->tokens, 0, r->n_rows))
+        return zr_fail(ZERO_ERR_ARG, "--mask: no token of the %lld rows to train on counts in the loss",
+                       (long long)r->n_rows);
+    return 0;
 }
 
 int train_load_data(struct run *r)
@@ -136,10 +141,11 @@ static int read_row(const struct run *r, const struct token_data *d, int64_t row
     return token_data_row(d, row, &to);
 }
 
-int train_count_tokens(struct run *r)
+int train_count_tokens(struct run *r, bool *none)
 {
     const struct gpt2_rows own = gpt2_rows_of(&r->model[0], r->at.cp);
     double scale;
+    *none = false;
     if (!r->o->masks.n)
         return 0;
     r->counted = 0.0;
@@ -148,6 +154,12 @@ int train_count_tokens(struct run *r)
         for (int k = 0; k < 2; k++)
             r->counted += (double)token_data_count(&r->tokens, row, own.first[k], own.n[k]);
     }
+    double mean = r->counted; /* over all ranks, which so agree on whether it is 0 */
+    if (r->z)
+        TRY_ZERO(zero_mean(r->z, &mean, 1));
+    *none = mean == 0.0;
+    if (*none)
+        return 0;
     if (r->z)
         TRY_ZERO(zero_loss_scale(r->z, r->counted, &scale));
     else

@@ -227,6 +227,14 @@ int64_t token_data_count(const struct token_data *d, int64_t row, int64_t from, 
     return f->mask ? count : n;
 }
 
+bool token_data_counts(const struct token_data *d, int64_t first, int64_t n)
+{
+    bool found = false;
+    for (int64_t row = first; !found && row < first + n; row++)
+        found = token_data_count(d, row, 0, d->context) > 0;
+    return found;
+}
+
 /* A Feistel network permutes all numbers with an even number of bits. There are at most four times n. A
  * number that is too large is permuted again, until it is below n (cycle walking; Black and Rogaway
  * 2002). */

@@ -68,6 +68,9 @@ int token_data_row(const struct token_data *d, int64_t row, const struct token_r
 /* The number of targets of a row that count in the loss, among n from position `from` on. */
 int64_t token_data_count(const struct token_data *d, int64_t row, int64_t from, int64_t n);
 
+/* Whether any target of rows [first, first + n) counts in the loss. */
+bool token_data_counts(const struct token_data *d, int64_t first, int64_t n);
+
 /* The number, below n, that is taken as the i-th of an epoch. Over all i from 0 to n - 1 these are all
  * numbers, each once, in an order that depends only on n, seed and epoch. There is no table. */
 int64_t token_data_shuffled(int64_t i, int64_t n, uint64_t seed, int64_t epoch);

@@ -241,7 +241,30 @@ class Masks(Case):
         self.refused([*self.data[:3], short], short, 'a mask of 9 bytes', self.data[1], f'{24 * CONTEXT + 1} tokens')
         self.refused([*self.data, short], '--mask: 2 files, but --tokens has 1')
         self.refused(['--mask', short], '--mask: is of')
-        self.refused([*self.data[:3], self.put('none', bytes(24 * CONTEXT + 1))], 'zero_loss_scale')
+        self.refused([*self.data[:3], self.put('none', bytes(24 * CONTEXT + 1))], '--mask: no token of the 24 rows to train on counts')
+
+    def test_steps_in_which_no_token_counts(self):
+        """They are numbered and take their rows, but change no weight, whatever decays it."""
+        ids = ids_of(8 * CONTEXT + 1)
+        data = ['--tokens', self.put('b', llmc(ids)), '--mask', self.put('m', bytes(7 * CONTEXT + 1) + b'\1' * CONTEXT), '--weight-decay=0.5']
+        want, empty = None, None
+        for world, *how in [(1, '--accum=2', '--plain'), (1, '--accum=2', '--stage=0'), (2, '--stage=3'), (2, '--accum=2', '--pp=2')]:
+            events, summary = train(world, *MODEL, *data, '--steps=8', *how)
+            steps = [(e['step'], e['loss']) for e in events if e['event'] == 'step']
+            empty = [e['step'] for e in events if e['event'] == 'empty_step']
+            self.assertEqual(len(steps), 2, how)  # one in each epoch of four
+            self.assertEqual(sorted([*empty, *(s[0] for s in steps)]), list(range(1, 9)))
+            want = want or (steps, summary['state_sha256'])
+            self.assertEqual((steps, summary['state_sha256']), want, how)
+        last = want[0][-1][0]
+        for how in (['--plain'], ['--stage=1']):  # weights do not depend on how many such steps follow
+            self.assertEqual(train(1, *MODEL, *data, '--accum=2', f'--steps={last}', *how)[1]['state_sha256'], want[1])
+        save = ['--save', os.path.join(self.folder, 'ckpt'), '--load=latest']
+        train(1, *MODEL, *data, '--accum=2', f'--steps={empty[0]}', *save)
+        self.assertEqual(train(2, *MODEL, *data, '--steps=8', *save)[1]['state_sha256'], want[1])
+        told = bench('train', *MODEL, *data, '--accum=2', '--steps=8').stdout
+        self.assertEqual(told.count('no token counts (--mask)\n'), 6)
+        self.assertIn(f'step {empty[0]:6}: no token counts', told)
 
 
 def evaluated(world, *args, **more):
