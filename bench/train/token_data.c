@@ -65,6 +65,7 @@ static int read_header(struct token_file *f)
                        headers[kind].version, h[0]);
     f->id_bytes = headers[kind].id_bytes;
     f->end_token = headers[kind].end_token;
+    f->end_token_first = true;
     f->n_tokens = h[2];
     f->ids = (const uint8_t *)f->map + HEADER_BYTES;
     int64_t want = HEADER_BYTES + f->n_tokens * f->id_bytes;
@@ -208,11 +209,14 @@ int token_data_row(const struct token_data *d, int64_t row, const struct token_r
                            (long long)(first + t), (long long)id, (long long)d->vocab);
         if (t > 0)
             out->targets[t - 1] = f->mask && !f->mask[first + t] ? TOKEN_LEFT_OUT : (int32_t)id;
+        bool divides = d->documents && id == f->end_token;
+        if (divides && f->end_token_first)
+            start = t;
         if (t < d->context) {
             out->tokens[t] = (int32_t)id;
             out->document_start[t] = (int32_t)start;
         }
-        if (d->documents && id == f->end_token)
+        if (divides && !f->end_token_first)
             start = t + 1;
     }
     return 0;

@@ -28,8 +28,10 @@ struct token_file {
     uint8_t *mask;
     /* bytes of an id: 1, 2 or 4 */
     int id_bytes;
-    /* the id that ends a document; -1: none */
+    /* the id between two documents; -1: none */
     int64_t end_token;
+    /* It is the first token of the document after it, as in llm.c's files; else the last of the one before. */
+    bool end_token_first;
     int64_t n_tokens, n_rows;
 };
 
@@ -39,7 +41,7 @@ struct token_data {
     int64_t n_tokens, n_rows;
     /* tokens in a row, and the bound of their ids */
     int64_t context, vocab;
-    /* Rows are divided into documents, after each end token. */
+    /* Rows are divided into documents, at each end token. */
     bool documents;
     /* -1: what the file's format says, which is GPT-2's for uint16 behind a header, and else none */
     int64_t end_token;
@@ -50,7 +52,9 @@ struct token_data {
  *   20240520, 1, the number of tokens    uint16 ids follow
  *   20240801, 7, the number of tokens    uint32 ids follow
  *
- * With id_bytes, which is 2 or 4, they have no header. paths must outlive d. The caller has set context,
+ * llm.c puts the end token before each document, so there a document begins with it.
+ *
+ * With id_bytes, which is 2 or 4, they have no header, and a document ends with the end token. paths must outlive d. The caller has set context,
  * vocab, documents and end_token of d. Returns 0 or a zero_err whose message names the file. A set without a
  * single row is refused, and with documents a file without an end token. */
 int token_data_open(struct token_data *d, const char *const *paths, int n_paths, int64_t id_bytes);

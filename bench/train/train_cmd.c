@@ -164,10 +164,10 @@ static const struct option_row rows[] = {
      "the loss",
      OPTION_FILES(masks)},
     {"documents", "N|end",
-     "Rows are packs of documents, which do not see each other: of about N bytes of text, or until an end "
-     "token",
+     "Rows are packs of documents, which do not see each other: of about N bytes of text, or divided at end "
+     "tokens. A document begins with one in files of llm.c, and ends with one in files without a header",
      OPTION_BY(read_documents), .min = 1, .max = 1000000},
-    {"end-token", "ID", "Ends a document of --tokens (50256 in llm.c's files of GPT-2, else none)",
+    {"end-token", "ID", "Divides documents of --tokens (50256 in llm.c's files of GPT-2, else none)",
      OPTION_INT(end_token, 0, INT32_MAX)},
     {"held-out", "FRACTION", "Do not train on this last part of the data, and print its loss",
      OPTION_DOUBLE(held_out, 1e-9, 0.999)},

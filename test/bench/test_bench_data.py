@@ -169,8 +169,8 @@ class Tokens(Case):
         """Documents do not see each other: what a row's second document adds to the loss does not depend on its
         first one, once a model is trained."""
         draw, half, save = random.Random(3), CONTEXT // 2, ['--save', os.path.join(self.folder, 'ckpt')]
-        first = [[draw.randrange(299) for _ in range(half - 1)] + [299] for _ in range(2)]
-        second = [[7] + [draw.randrange(299) for _ in range(half)] for _ in range(2)]
+        first = [[draw.randrange(299) for _ in range(half - 1)] + [7] for _ in range(2)]
+        second = [[299] + [draw.randrange(299) for _ in range(half)] for _ in range(2)]
         rows = [a + b for a in first for b in second]
         for how, independent in ((['--documents=end', '--end-token=299'], True), ([], False)):
             train(1, *MODEL, '--tokens', *(self.put(f'{i}', llmc(row)) for i, row in enumerate(rows)), '--steps=80', '--lr=0.01', *save, *how)
