@@ -65,6 +65,8 @@ struct run {
     /* of the last evaluation, and of the best one and its step */
     double eval_loss, best_loss;
     int64_t best_step;
+    /* what the best one is of: rows, and the tokens of their files */
+    int64_t best_rows, best_tokens;
     int64_t peak_resident, peak_device, start_ns;
     /* as train_stores_every_micro_batch says */
     bool stores_each;

@@ -357,6 +357,40 @@ class HeldOut(Case):
         self.assertEqual(evaluations[0][3], 8)
         self.assertEqual(sorted(os.listdir(ckpt)), ['save-00000005-step-00000008-kept', 'save-00000006-step-00000008'])
 
+    def test_only_the_former_best_one_is_renamed(self):
+        """Folders with other names stay, and a name that is taken is a warning, not the end of the run."""
+        ckpt = os.path.join(self.folder, 'ckpt')
+        data = ['--tokens', self.put('a', llmc([i % 5 for i in range(12 * CONTEXT + 1)])), '--held-out=0.3', '--eval-every=2', '--lr=0.002', '--save', ckpt, '--keep-best']
+        evaluated(1, '--steps=2', *data)
+        others = ['save-the-date-kept', 'save-1-step-2-kept', 'save-00000001-step-00000002']
+        for name in others:
+            os.makedirs(os.path.join(ckpt, name, 'x'))
+        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *MODEL, *data, '--steps=4', '--load', os.path.join(ckpt, 'save-00000002-step-00000002')])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('--keep-best: cannot rename the former best checkpoint', done.stderr)
+        self.assertEqual(sorted(os.listdir(ckpt)), sorted([*others, 'save-00000001-step-00000002-kept', 'save-00000002-step-00000002',
+                                                           'save-00000003-step-00000004-kept', 'save-00000004-step-00000004']))
+
+    def test_a_best_loss_of_other_rows_or_not_kept(self):
+        """A run that goes on knows the lowest loss only with the same rows, and with --keep-best only if its
+        checkpoint is in the folder."""
+        ckpt, other = os.path.join(self.folder, 'ckpt'), os.path.join(self.folder, 'other')
+        a, b, c = (self.put(name, llmc(ids_of(n * CONTEXT + 1, seed))) for name, n, seed in (('a', 12, 1), ('b', 4, 1), ('c', 5, 2)))
+        data = ['--tokens', a, '--accum=2', '--eval-every=1']
+        evaluated(1, *data, '--eval-tokens', b, '--steps=4', '--save', ckpt, '--keep-best')
+        kept = [d for d in os.listdir(ckpt) if d.endswith('-kept')]
+        last = ['--load', os.path.join(ckpt, 'save-00000005-step-00000004'), '--steps=5', '--lr=1']
+        for world, rows, save, step in [(1, b, [], 4), (1, c, [], 5), (2, c, [], 5), (1, b, ['--save', other, '--keep-best'], 5)]:
+            how = [*data, '--eval-tokens', rows, *save, *last]
+            got = evaluated(world, *(how if world == 1 else [*how, '--accum=1']))[0]
+            self.assertEqual([e[3] for e in got], [step], (rows, save))
+        self.assertEqual(len([d for d in os.listdir(other) if d.endswith('-kept')]), 1)
+        self.assertEqual(len(kept), 1)
+        # A run without an evaluation passes it on.
+        train(1, *MODEL, *data[:-1], '--save', ckpt, *last)
+        got = evaluated(1, *data, '--eval-tokens', b, '--save', ckpt, '--keep-best', '--load=latest', '--steps=6', '--lr=1')[0]
+        self.assertEqual([e[3] for e in got], [4])
+
     def test_refused(self):
         a, one = self.put('a', llmc(ids_of(500))), self.put('one', llmc(ids_of(CONTEXT + 1)))
         for args, why in [(['--eval-every=2'], '--eval-every: needs'), (['--keep-best', '--save=/tmp/x'], '--keep-best: needs'),
