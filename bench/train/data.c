@@ -51,6 +51,9 @@ static int load_tokens(struct run *r)
     if (!token_data_counts(&r->tokens, 0, r->n_rows))
         return zr_fail(ZERO_ERR_ARG, "--mask: no token of the %lld rows to train on counts in the loss",
                        (long long)r->n_rows);
+    if (r->n_eval && !token_data_counts(r->eval, r->eval_first, r->n_eval))
+        return zr_fail(ZERO_ERR_ARG, "--%s: no token of the %lld rows to evaluate counts in the loss",
+                       o->eval_tokens.n ? "eval-mask" : "mask", (long long)r->n_eval);
     return 0;
 }
 

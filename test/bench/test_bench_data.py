@@ -312,6 +312,9 @@ class HeldOut(Case):
                  '--eval-tokens', self.put('c', llmc(ids[cut:])), '--eval-mask', self.put('o', mask[cut:])]
         self.assertEqual(evaluated(1, *apart, '--accum=4'), got)
         self.assertNotEqual(evaluated(1, *apart[:-2], '--accum=4')[0], got[0])
+        none = self.put('none', mask[:cut + 1] + bytes(len(ids) - cut - 1))
+        self.refused([*data[:3], none, '--held-out=0.3'], '--mask: no token of the 6 rows to evaluate counts')
+        self.refused([*apart[:-1], self.put('none', bytes(len(ids) - cut))], '--eval-mask: no token of the 6 rows to evaluate counts', world=2)
 
     def test_text(self):
         """The last part of the text, in rows."""
