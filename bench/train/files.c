@@ -17,10 +17,11 @@ static int save(struct run *r, int64_t step, bool kept)
     int n =
         snprintf(text, sizeof text,
                  "seed %llu step %lld samples %lld text_bytes %lld per_step %lld rows %lld best %.17g "
-                 "best_step %lld best_rows %lld best_tokens %lld",
+                 "best_step %lld best_rows %lld best_tokens %lld data %llu",
                  (unsigned long long)o->seed, (long long)step, (long long)r->n_samples,
                  (long long)train_data_size(r), (long long)r->per_step, (long long)r->n_rows, r->best_loss,
-                 (long long)r->best_step, (long long)r->best_rows, (long long)r->best_tokens);
+                 (long long)r->best_step, (long long)r->best_rows, (long long)r->best_tokens,
+                 (unsigned long long)(r->tokens.n_files ? token_data_hash(&r->tokens) : 0));
     TRY_ZERO(zero_set_data(r->z, ZERO_DATA_JOB, text, n));
     return take_libzero_error(zero_save(r->z, o->save, &(struct zero_save_options){.kept = kept}));
 }
@@ -164,6 +165,9 @@ int train_load(struct run *r, int64_t *step)
                        "--load: saved with %lld rows to train on; here, by --context and --held-out, it is "
                        "%lld",
                        (long long)p.rows, (long long)r->n_rows);
+    if (p.data_hash && r->tokens.n_files && p.data_hash != token_data_hash(&r->tokens))
+        return zr_fail(ZERO_ERR_ARG, "--load: saved with other data: --tokens, --mask, --documents or "
+                                     "--end-token differ");
     *step = p.step;
     TRY(take_best(r, &p));
     r->per_step = p.per_step;

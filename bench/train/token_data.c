@@ -239,6 +239,27 @@ bool token_data_counts(const struct token_data *d, int64_t first, int64_t n)
     return found;
 }
 
+static uint64_t hash_tokens(uint64_t hash, const struct token_file *f, int64_t first, int64_t end)
+{
+    for (int64_t i = first > 0 ? first : 0; i < end && i < f->n_tokens; i++)
+        hash = random_bits(hash ^ (uint64_t)(2 * id_at(f, i) + (f->mask && f->mask[i])));
+    return hash;
+}
+
+uint64_t token_data_hash(const struct token_data *d)
+{
+    enum { N_HASHED = 1024 };
+    uint64_t hash = d->documents;
+    for (const struct token_file *f = d->files; f < d->files + d->n_files; f++) {
+        hash = random_bits(random_bits(hash ^ (uint64_t)f->n_tokens) ^ (f->mask != NULL));
+        if (d->documents)
+            hash = random_bits(hash ^ (uint64_t)(2 * f->end_token + f->end_token_first));
+        hash = hash_tokens(hash, f, 0, N_HASHED);
+        hash = hash_tokens(hash, f, f->n_tokens - N_HASHED, f->n_tokens);
+    }
+    return hash | 1;
+}
+
 /* A Feistel network permutes all numbers with an even number of bits. There are at most four times n. A
  * number that is too large is permuted again, until it is below n (cycle walking; Black and Rogaway
  * 2002). */

@@ -130,6 +130,23 @@ class Tokens(Case):
         train(1, *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1', *save)
         self.refused(['--tokens', self.put('b', llmc(ids_of(501))), '--steps=2', *save], '--load', '500 tokens', '501')
 
+    def test_data_that_differ_in_anything_are_not_gone_on_with(self):
+        draw, ids = random.Random(1), ids_of(400)
+        mask = bytes(draw.randrange(2) for _ in ids)
+        halves = [self.put('first', llmc(ids[:201])), self.put('second', llmc(ids[201:]))]
+        want = ['--tokens', *halves, '--mask', self.put('m', mask[:201]), self.put('n', mask[201:]), '--documents=end', '--end-token=299']
+        save = ['--save', os.path.join(self.folder, 'ckpt'), '--load=latest']
+        train(1, *MODEL, *want, *save, '--steps=1')
+        changed = [*ids[:150], (ids[150] + 1) % VOCAB, *ids[151:201]]
+        for other in (['--tokens', halves[1], halves[0], '--mask', self.folder + '/n', self.folder + '/m', *want[6:]],
+                      ['--tokens', self.put('changed', llmc(changed)), *want[2:]], want[:3] + want[6:], want[:6],
+                      [*want[:7], '--end-token=298'], [*want[:4], self.put('o', mask[::-1][:201]), *want[5:]],
+                      ['--tokens', *(self.put(p[-5:] + '.raw', llmc(part)[1024:]) for p, part in (('first', ids[:201]), ('secon', ids[201:]))),
+                       '--token-bytes=2', *want[3:]]):
+            self.refused([*other, *save, '--steps=2'], '--load: saved with other data', '--tokens, --mask, --documents')
+        wide = [self.put(f'{i}', header(20240801, 7, len(part)) + struct.pack(f'<{len(part)}I', *part)) for i, part in enumerate((ids[:201], ids[201:]))]
+        train(2, *MODEL, '--tokens', *wide, *want[3:], *save, '--steps=2')
+
     def test_bad_files(self):
         good = self.put('good', llmc(ids_of(500)))
         whole = llmc(ids_of(500))
@@ -168,13 +185,13 @@ class Tokens(Case):
     def test_documents(self):
         """Documents do not see each other: what a row's second document adds to the loss does not depend on its
         first one, once a model is trained."""
-        draw, half, save = random.Random(3), CONTEXT // 2, ['--save', os.path.join(self.folder, 'ckpt')]
+        draw, half, weights = random.Random(3), CONTEXT // 2, os.path.join(self.folder, 'weights')
         first = [[draw.randrange(299) for _ in range(half - 1)] + [7] for _ in range(2)]
         second = [[299] + [draw.randrange(299) for _ in range(half)] for _ in range(2)]
         rows = [a + b for a in first for b in second]
         for how, independent in ((['--documents=end', '--end-token=299'], True), ([], False)):
-            train(1, *MODEL, '--tokens', *(self.put(f'{i}', llmc(row)) for i, row in enumerate(rows)), '--steps=80', '--lr=0.01', *save, *how)
-            args = ['--steps=81', '--lr=0', '--weight-decay=0', '--load', *save[1:], *how]
+            train(1, *MODEL, '--tokens', *(self.put(f'{i}', llmc(row)) for i, row in enumerate(rows)), '--steps=80', '--lr=0.01', '--export', weights, *how)
+            args = ['--steps=1', '--lr=0', '--weight-decay=0', '--import', weights, *how]
             loss = [train(1, *MODEL, '--tokens', *[self.put('x', llmc(row))] * 4, *args)[0][0]['loss'] for row in rows]
             interaction = abs(loss[0] - loss[1] - loss[2] + loss[3])
             self.assertEqual(interaction < 1e-5, independent, interaction)
