@@ -110,6 +110,12 @@ static int open_files(struct token_data *d, const char *const *paths, int n_path
             return zr_fail(ZERO_ERR_ARG,
                            "%s: its format has no end token, at which documents end; --end-token names it",
                            f->path);
+        if (d->documents && f->end_token >= d->vocab)
+            return zr_fail(
+                ZERO_ERR_ARG,
+                "%s: documents end at token %lld, but the model has %lld ids; --end-token or --vocab "
+                "is wrong",
+                f->path, (long long)f->end_token, (long long)d->vocab);
         add_rows(d, f);
     }
     if (!d->n_rows)

@@ -55,6 +55,8 @@ static error_t check_data(struct argp_state *state, const struct train_options *
         return option_fault(state, "--token-bytes: is 2 or 4");
     if (o->documents && (o->documents == TRAIN_DOCUMENTS_END) != (o->tokens.n > 0))
         return option_fault(state, "--documents: is 'end' with --tokens, and a number of bytes without");
+    if (o->end_token >= 0 && !o->documents)
+        return option_fault(state, "--end-token: needs --documents end");
     if (o->eval_tokens.n && (o->held_out > 0 || !o->tokens.n))
         return option_fault(state, "--eval-tokens: is for --tokens, and not with --held-out");
     if (o->eval_masks.n && o->eval_masks.n != o->eval_tokens.n)

@@ -213,6 +213,9 @@ class Tokens(Case):
         self.refused(['--documents=end'], "--documents: is 'end' with --tokens")
         self.refused(['--documents=x'], "--documents: 'x' is not a whole number")
         self.refused(['--end-token=3'], '--end-token: is of')
+        self.refused([*data[:3], '--end-token=3'], '--end-token: needs --documents end')
+        self.refused([*data[:4], f'--end-token={VOCAB}'], data[1], f'documents end at token {VOCAB}, but the model has {VOCAB} ids; --end-token or --vocab')
+        self.refused(data[:4], data[1], 'documents end at token 50256')  # that of llm.c
 
 class Masks(Case):
     def setUp(self):

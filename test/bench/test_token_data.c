@@ -215,6 +215,9 @@ static void end_tokens_of_formats(void **state)
     assert_int_equal(token_data_open(&d, &llama, 1, 0), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), llama));
     assert_non_null(strstr(zr_error_text(), "--end-token"));
+    d = (struct token_data){.context = T, .vocab = 50256, .documents = true, .end_token = -1};
+    assert_int_equal(token_data_open(&d, &gpt2, 1, 0), ZERO_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "documents end at token 50256, but the model has 50256 ids"));
 }
 
 /* Writes a file of n bytes. Byte i is 0 if bit i of `bits` is 0. */
