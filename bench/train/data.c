@@ -12,8 +12,10 @@ static int load_text(struct run *r)
     n_held = (int64_t)((double)r->data.n_bytes * o->held_out);
     r->data.n_bytes -= n_held;
     if (r->data.n_bytes < needed) {
-        return zr_fail(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
-                       (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
+        return zr_fail(
+            ZERO_ERR_ARG,
+            "--data: %lld bytes of text in %lld files, but one batch takes %lld, by --batch and --context",
+            (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
     }
     if (!(o->held_out > 0))
         return 0;

@@ -75,11 +75,24 @@ static int read_header(struct token_file *f)
     return 0;
 }
 
+static bool has_header(const struct token_file *f)
+{
+    int32_t h[2] = {0};
+    memcpy(h, f->map, f->map_bytes < sizeof h ? 0 : sizeof h);
+    bool found = false;
+    for (size_t i = 0; i < sizeof headers / sizeof headers[0]; i++)
+        found |= h[0] == headers[i].magic && h[1] == headers[i].version;
+    return found;
+}
+
 static int open_file(struct token_file *f, int64_t id_bytes)
 {
     ZR_TRY(map_file(f->path, &f->map, &f->map_bytes));
     if (!id_bytes)
         return read_header(f);
+    if (has_header(f))
+        return zr_fail(ZERO_ERR_ARG, "%s: begins with a header of llm.c, so it is read without --token-bytes",
+                       f->path);
     f->ids = f->map;
     f->id_bytes = (int)id_bytes;
     f->end_token = -1;
@@ -119,9 +132,11 @@ static int open_files(struct token_data *d, const char *const *paths, int n_path
         add_rows(d, f);
     }
     if (!d->n_rows)
-        return zr_fail(ZERO_ERR_ARG, "%s%s: %lld tokens are less than a row, which takes %lld", paths[0],
-                       n_paths > 1 ? " and those after it" : "", (long long)d->n_tokens,
-                       (long long)d->context + 1);
+        return zr_fail(
+            ZERO_ERR_ARG,
+            "%s%s: %lld tokens are less than a row, which takes %lld: --context and the one after it",
+            paths[0], n_paths > 1 ? " and those after it" : "", (long long)d->n_tokens,
+            (long long)d->context + 1);
     return 0;
 }
 
@@ -143,8 +158,9 @@ int token_data_open_text(struct token_data *d, const uint8_t *text, int64_t n)
         return 0;
     int64_t needed = d->context + 1;
     token_data_close(d);
-    return zr_fail(ZERO_ERR_ARG, "%lld bytes of text are less than a row, which takes %lld", (long long)n,
-                   (long long)needed);
+    return zr_fail(ZERO_ERR_ARG,
+                   "%lld bytes of text are less than a row, which takes %lld: --context and the one after it",
+                   (long long)n, (long long)needed);
 }
 
 int token_data_open_masks(struct token_data *d, const char *const *paths, int n_paths)
@@ -211,8 +227,8 @@ int token_data_row(const struct token_data *d, int64_t row, const struct token_r
     for (int64_t t = 0; t <= d->context; t++) {
         int64_t id = id_at(f, first + t);
         if (id >= d->vocab)
-            return zr_fail(ZERO_ERR_ARG, "%s: token %lld has id %lld, but the model has %lld ids", f->path,
-                           (long long)(first + t), (long long)id, (long long)d->vocab);
+            return zr_fail(ZERO_ERR_ARG, "%s: token %lld has id %lld, but the model has %lld ids (--vocab)",
+                           f->path, (long long)(first + t), (long long)id, (long long)d->vocab);
         if (t > 0)
             out->targets[t - 1] = f->mask && !f->mask[first + t] ? TOKEN_LEFT_OUT : (int32_t)id;
         bool divides = d->documents && id == f->end_token;

@@ -159,8 +159,9 @@ class Tokens(Case):
                 self.refused(['--tokens', good, path], path, why)
                 self.refused(['--tokens', good, path, '--stage=3'], path, why, world=2)
             else:
-                self.refused(['--tokens', path], path, f'{CONTEXT} tokens are less than a row, which takes {CONTEXT + 1}')
+                self.refused(['--tokens', path], path, f'{CONTEXT} tokens are less than a row, which takes {CONTEXT + 1}: --context')
         self.refused(['--tokens', good + '.none'], good + '.none', 'No such file')
+        self.refused(['--tokens', good, '--token-bytes=2'], good, 'begins with a header of llm.c')
         odd = self.put('odd', b'123')
         self.refused(['--tokens', odd, '--token-bytes=2'], odd, '3 bytes')
 
@@ -173,6 +174,7 @@ class Tokens(Case):
         done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *MODEL, '--tokens', path])
         self.assertNotEqual(done.returncode, 0)  # that of the rank that ends first
         self.assertIn(f'{path}: token 77 has id {VOCAB}', done.stderr)
+        self.assertIn('--vocab', done.stderr)
 
     def test_options(self):
         path = self.put('a', llmc(ids_of(500)))

@@ -135,7 +135,9 @@ static void wrong_files_are_refused(void **state)
     refused(put("wrong", 20240520, 1, -1, 9, 2, 0), 0, ZERO_ERR_ARG, "says -1 tokens");
     refused(put("wrong", 20240520, 1, 0, 0, 2, 0), 0, ZERO_ERR_ARG, "0 tokens are less than a row");
     refused(put("wrong", 20240520, 1, T, T, 2, 0), 0, ZERO_ERR_ARG,
-            "4 tokens are less than a row, which takes 5");
+            "4 tokens are less than a row, which takes 5: --context");
+    refused(put("wrong", 20240520, 1, 9, 9, 2, 0), 2, ZERO_ERR_ARG, "begins with a header of llm.c");
+    refused(put("wrong", 20240801, 7, 9, 9, 4, 0), 4, ZERO_ERR_ARG, "without --token-bytes");
     refused(put("wrong", 0, 0, 0, 9, 1, 0), 2, ZERO_ERR_ARG, "9 bytes are not a whole number");
     refused(put("wrong", 0, 0, 0, 5, 2, 0), 4, ZERO_ERR_ARG, "10 bytes are not a whole number");
 }
@@ -151,7 +153,7 @@ static void an_id_out_of_range_is_named(void **state)
     check_row(&d, 0, VOCAB - 7);
     assert_int_equal(token_data_row(&d, 1, &out), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), paths[1]));
-    assert_non_null(strstr(zr_error_text(), "token 7 has id 1000, but the model has 1000 ids"));
+    assert_non_null(strstr(zr_error_text(), "token 7 has id 1000, but the model has 1000 ids (--vocab)"));
     token_data_close(&d);
     put("b", 0, 0, 0, 9, 4, 0xFFFFFFF7u); /* no id is taken for a negative number */
     assert_int_equal(open_paths(&d, paths + 1, 1, 4), 0);
