@@ -8,6 +8,9 @@ static int load_text(struct run *r)
 {
     const struct train_options *o = r->o;
     int64_t needed = o->batch * o->model.config.context + 1, n_held;
+    if (o->model.config.vocab < 256)
+        return zr_fail(ZERO_ERR_ARG, "--vocab: %lld ids are too few for bytes, which need 256",
+                       (long long)o->model.config.vocab);
     TRY(bytes_data_open(&r->data, o->data.paths, o->data.n));
     n_held = (int64_t)((double)r->data.n_bytes * o->held_out);
     r->data.n_bytes -= n_held;

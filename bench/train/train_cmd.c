@@ -66,9 +66,6 @@ static error_t check_data(struct argp_state *state, const struct train_options *
     if ((o->eval_every || o->keep_best) && !evaluates)
         return option_fault(state, "--%s: needs --held-out or --eval-tokens",
                             o->eval_every ? "eval-every" : "keep-best");
-    if (!o->tokens.n && o->model.config.vocab < 256)
-        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
-                            (long long)o->model.config.vocab);
     return 0;
 }
 
