@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """zero-bench train on files of tokens: the same bits over worlds and after a resume in the middle of an epoch,
 and wrong files refused by name."""
+import fcntl
 import math
 import os
 import pty
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -52,6 +54,10 @@ class Case(unittest.TestCase):
             f.write(content)
         return path
 
+    def pairs(self, got, want):
+        self.assertEqual(len(got), len(want))
+        return zip(got, want)
+
     def refused(self, args, *why, world=1):
         command = [ZERO_BENCH, 'train', *MODEL, *map(str, args)]
         done = run(command if world == 1 else [ZERO_RUN, '-n', str(world), '--raw', *command])
@@ -90,7 +96,7 @@ class Tokens(Case):
         for world, *how in [(2, '--accum=2', '--stage=3'), (4, '--accum=1', '--stage=1'), (1, '--accum=2', '--batch=2')]:
             got = result(world, *how, *data)
             if '--batch=2' in how:  # gradients are added in another order
-                for (_, a, _), (_, b, _) in zip(got[0], want[0]):
+                for (_, a, _), (_, b, _) in self.pairs(got[0], want[0]):
                     self.assertAlmostEqual(a, b, delta=1e-4)
             else:
                 self.assertEqual(got, want, how)
@@ -122,6 +128,7 @@ class Tokens(Case):
         rows = [s['loss'] for s in train(1, *MODEL, *data[:2], *data[4:], '--steps=12')[0]]
         train(1, *MODEL, *data, '--steps=3')
         pairs = [s['loss'] for s in train(1, *MODEL, *data, '--steps=7', '--batch=2', '--load=latest')[0]]
+        self.assertEqual(len(pairs), 4)
         for i, pair in enumerate(pairs):
             self.assertAlmostEqual(pair, (rows[3 + 2 * i] + rows[4 + 2 * i]) / 2, delta=1e-5)
 
@@ -208,7 +215,7 @@ class Tokens(Case):
         self.assertEqual(result(4, '--stage=3', *data), want)
         self.assertEqual(result(2, '--accum=4', '--pp=2', *data), want)
         cp = result(2, '--accum=4', '--cp=2', *data)
-        for (_, a, _), (_, b, _) in zip(cp[0], want[0]):
+        for (_, a, _), (_, b, _) in self.pairs(cp[0], want[0]):
             self.assertAlmostEqual(a, b, delta=1e-5)
         self.refused(['--tokens', self.put('b', llmc(ids)[1024:]), '--token-bytes=2', '--documents=end'], 'b: its format has no end token', '--end-token')
         self.refused([*data[:3], '--documents=9'], "--documents: is 'end' with --tokens")
@@ -239,7 +246,7 @@ class Masks(Case):
             self.assertEqual(result(world, *how, '--steps=6', *self.data), want, how)
         for world, *how in [(1, '--accum=4', '--plain'), (1, '--accum=1', '--batch=4'), (2, '--accum=4', '--tp=2'), (4, '--accum=2', '--cp=2')]:
             got = result(world, *how, '--steps=6', *self.data)
-            for (_, a, norm), (_, b, want_norm) in zip(got[0], want[0]):
+            for (_, a, norm), (_, b, want_norm) in self.pairs(got[0], want[0]):
                 self.assertAlmostEqual(a, b, delta=2e-5, msg=how)
                 self.assertAlmostEqual(norm, want_norm, delta=1e-3 * want_norm, msg=how)
 
@@ -320,7 +327,7 @@ class HeldOut(Case):
         more = ['--layers=4', *data]
         self.assertEqual(evaluated(2, '--accum=4', '--pp=2', '--schedule=interleaved', '--stages-per-rank=2', *more), evaluated(1, '--accum=4', *more))
         for world, *how in [(1, '--accum=4', '--plain'), (1, '--batch=4'), (2, '--accum=4', '--tp=2'), (2, '--accum=4', '--cp=2')]:
-            for (_, a, *_), (_, b, *_) in zip(evaluated(world, *how, *data)[0], want[0]):
+            for (_, a, *_), (_, b, *_) in self.pairs(evaluated(world, *how, *data)[0], want[0]):
                 self.assertAlmostEqual(a, b, delta=2e-5, msg=how)
         self.assertEqual(evaluated(2, '--accum=2', '--stage=3', *data, env={'ZERO_CHECK': '1'}), want)
 
@@ -442,8 +449,7 @@ class LearningRates(Case):
         return [s['lr'] for s in train(1, *MODEL, '--data', TEXT, *args)[0]]
 
     def check(self, got, want):
-        self.assertEqual(len(got), len(want))
-        for a, b in zip(got, want):
+        for a, b in self.pairs(got, want):
             self.assertAlmostEqual(a, b, delta=1e-6 * b)  # rates are fp32
 
     def test_schedules(self):
@@ -485,8 +491,10 @@ class Told(Case):
         self.assertIsNone(train(1, *MODEL, '--data', TEXT, '--steps=1')[0][0]['mfu'])
 
     def test_terminal(self):
-        """The bar shows speed, share of the peak and the time that is left."""
+        """The bar shows speed, share of the peak and the time that is left. It is there from the second step on,
+        and the terminal has room for all of it, however long the numbers are."""
         leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack('4H', 24, 200, 0, 0))
         with subprocess.Popen([ZERO_BENCH, 'train', *MODEL, '--data', TEXT, '--steps=50', '--peak-tflops=1'], stdout=follower,
                               env=clean_environment()) as p:
             os.close(follower)
@@ -498,7 +506,7 @@ class Told(Case):
                 pass
             self.assertEqual(p.wait(), 0)
         os.close(leader)
-        self.assertRegex(shown.decode(), r'\] +\d+%  step \d+  loss \d\.\d{3}  \d+:\d\d left  \d+ tokens/s  \d+\.\d% MFU')
+        self.assertRegex(shown.decode(), r'\] +\d+%  step \d+  loss \d\.\d{3}  \d+(:\d\d)+ left  \d+ tokens/s  \d+\.\d% MFU')
 
     def test_told(self):
         done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1')
