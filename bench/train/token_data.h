@@ -30,7 +30,8 @@ struct token_file {
     int id_bytes;
     /* the id between two documents; -1: none */
     int64_t end_token;
-    /* It is the first token of the document after it, as in llm.c's files; else the last of the one before. */
+    /* It is the first token of the document after it, as in llm.c's files; else the last of the one
+     * before. */
     bool end_token_first;
     int64_t n_tokens, n_rows;
 };
@@ -54,9 +55,10 @@ struct token_data {
  *
  * llm.c puts the end token before each document, so there a document begins with it.
  *
- * With id_bytes, which is 2 or 4, they have no header, and a document ends with the end token. paths must outlive d. The caller has set context,
- * vocab, documents and end_token of d. Returns 0 or a zero_err whose message names the file. A set without a
- * single row is refused, and with documents a file without an end token. */
+ * With id_bytes, which is 2 or 4, they have no header, and a document ends with the end token. paths must
+ * outlive d. The caller has set context, vocab, documents and end_token of d. Returns 0 or a zero_err whose
+ * message names the file. A set without a single row is refused, and with documents a file without an end
+ * token. */
 int token_data_open(struct token_data *d, const char *const *paths, int n_paths, int64_t id_bytes);
 /* The same for n bytes of text: each is a token. text must outlive d. The message does not say where the text
  * is from. */
