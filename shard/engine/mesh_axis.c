@@ -32,12 +32,11 @@ struct zr_mesh_axis *zr_axis_of(const struct zr_engine *e, enum zero_axis axis)
     return axis == ZERO_AXIS_TP ? e->m.tp_axis : e->m.cp_axis;
 }
 
-static int open_axis(struct zr_engine *e, enum zr_role role, struct zr_mesh_axis *a)
+static void set_axis(const struct zr_engine *e, enum zr_role role, struct zr_mesh_axis *a)
 {
     const struct zr_comm *c = e->role[role].comm;
     *a = (struct zr_mesh_axis){.role = role, .name = zr_role_name(role), .size = c ? c->group.size : 1};
     a->rank = c ? c->group.rank : 0;
-    return 0;
 }
 
 /* Opens the stream of shifts, which is a thread on the host. Over tp shifts are rare, so they have none. */
@@ -56,8 +55,8 @@ int zr_axes_open(struct zr_engine *e)
 {
     ZR_TABLE(e, e->m.tp_axis, 1);
     ZR_TABLE(e, e->m.cp_axis, 1);
-    ZR_TRY(open_axis(e, ZR_ROLE_TP, e->m.tp_axis));
-    ZR_TRY(open_axis(e, ZR_ROLE_CP, e->m.cp_axis));
+    set_axis(e, ZR_ROLE_TP, e->m.tp_axis);
+    set_axis(e, ZR_ROLE_CP, e->m.cp_axis);
     return open_shifts(e, e->m.cp_axis);
 }
 
