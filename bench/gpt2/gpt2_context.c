@@ -306,7 +306,7 @@ static struct gpt2_attention_args exchanged(const struct gpt2 *m, const real *qk
     return args;
 }
 
-/* The exchanged planes replace qkv, which has as many elements, and of which backward needs nothing else. */
+/* The exchanged planes replace qkv, which has as many elements. Backward needs nothing else of it. */
 static int exchange_forward(struct gpt2 *m, real *atty, float *logsum, real *qkv)
 {
     int64_t A = gpt2_part_channels(&m->config);

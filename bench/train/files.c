@@ -48,8 +48,8 @@ static bool has_kept(const char *dir)
     return found;
 }
 
-/* Makes an ordinary checkpoint of each that is kept in dir, except for the one at path. Only this rank knows
- * if that fails, and the best one is saved, so it is a warning. */
+/* Makes an ordinary checkpoint of each that is kept in dir, except for the one at path. A failure is only a
+ * warning: the best checkpoint is saved, and the other ranks do not know of the failure. */
 static void keep_only(const char *dir, const char *path)
 {
     const char *slash = strrchr(path, '/'), *best = slash ? slash + 1 : path;
@@ -113,8 +113,8 @@ static int share_lack(struct run *r, bool lacks, bool *out)
     return 0;
 }
 
-/* Takes over the lowest loss so far, unless it is of other rows than those here, or its checkpoint is not in
- * the folder, where --keep-best would go on without one until the loss is lower still. */
+/* Takes over the lowest loss so far. It is dropped if it was measured on other rows. With --keep-best it is
+ * also dropped if its checkpoint is not in the folder, because otherwise none might ever be kept there. */
 static int take_best(struct run *r, const struct train_position *p)
 {
     const struct train_options *o = r->o;

@@ -77,8 +77,8 @@ int64_t token_data_count(const struct token_data *d, int64_t row, int64_t from, 
 /* Whether any target of rows [first, first + n) counts in the loss. */
 bool token_data_counts(const struct token_data *d, int64_t first, int64_t n);
 
-/* A hash of what a training run takes from the files, whatever their formats: the number of tokens of each,
- * its first and last ids and their masks, and where documents are divided. It is not 0. */
+/* A hash of what a training run takes from the files, whatever their formats. It covers each file's number
+ * of tokens, its first and last ids and their masks, and where documents are divided. It is not 0. */
 uint64_t token_data_hash(const struct token_data *d);
 
 /* The number, below n, that is taken as the i-th of an epoch. Over all i from 0 to n - 1 these are all
