@@ -139,21 +139,13 @@ static int combine(struct zero_ctx *z, const struct asked *a, enum zr_op op)
         return zr_engine_copy(z->engine, x.dst, x.src, bytes_of(a));
     say(z, a, (int32_t)a->dtype);
     z->has_used_cp |= a->axis == ZERO_AXIS_CP;
+    if (a->name == ZR_CALL_ALL_REDUCE_MAX)
+        return zr_engine_axis_max(z->engine, a->axis, a->name, &x);
     if (op == ZR_OP_ALL_REDUCE || op == ZR_OP_REDUCE_SCATTER)
         ZR_TRY(compare(z, a, op == ZR_OP_ALL_REDUCE ? a->n : a->n * axis_size(z, a->axis), false));
     else if (a->axis == ZERO_AXIS_CP)
         ZR_TRY(zr_engine_compare_rows(z->engine, a->axis, a->name, &x));
     return zr_engine_combine(z->engine, a->axis, a->name, op, &x);
-}
-
-static int largest(struct zero_ctx *z, const struct asked *a)
-{
-    const struct zr_arrays x = arrays_of(a);
-    if (axis_size(z, a->axis) == 1)
-        return zr_engine_copy(z->engine, x.dst, x.src, bytes_of(a));
-    say(z, a, (int32_t)a->dtype);
-    z->has_used_cp |= a->axis == ZERO_AXIS_CP;
-    return zr_engine_axis_max(z->engine, a->axis, a->name, &x);
 }
 
 int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,
@@ -170,7 +162,7 @@ int zero_all_reduce(zero_ctx *z, enum zero_axis axis, void *dst, const void *src
         return zr_fail(
             ZERO_ERR_ARG,
             "zero_all_reduce: dst and src overlap in part; allowed: equal pointers, or no overlap");
-    return op == ZERO_MAX ? largest(z, &a) : combine(z, &a, ZR_OP_ALL_REDUCE);
+    return combine(z, &a, ZR_OP_ALL_REDUCE);
 }
 
 int zero_all_gather(zero_ctx *z, enum zero_axis axis, void *dst, const void *src, int64_t n,

@@ -307,7 +307,7 @@ static struct model_attention_args exchanged(const struct model *m, const real *
     return args;
 }
 
-/* The exchanged planes replace qkv, which has as many elements, and of which backward needs nothing else. */
+/* The exchanged planes replace qkv, which has as many elements. Backward needs nothing else of it. */
 static int exchange_forward(struct model *m, real *atty, float *logsum, real *qkv)
 {
     int64_t A = model_part_channels(&m->config);

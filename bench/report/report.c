@@ -171,6 +171,19 @@ void report_evaluation(struct report *r, int64_t step, double loss, double best_
     fflush(stdout);
 }
 
+void report_empty_step(struct report *r, int64_t step)
+{
+    if (r->quiet)
+        return;
+    if (r->json) {
+        report_line(json_pack("{s:s, s:I}", "event", "empty_step", "step", (json_int_t)step));
+        return;
+    }
+    progress_clear(&r->progress);
+    printf("step %6lld: no token counts (--mask)\n", (long long)step);
+    fflush(stdout);
+}
+
 static int ascending(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;

@@ -97,6 +97,8 @@ void report_text(const struct report *r, const char *fmt, ...) __attribute__((fo
 int report_step(struct report *r, const struct report_step *s, bool last);
 /* Prints the loss of held-out rows after a step, and the lowest one so far. */
 void report_evaluation(struct report *r, int64_t step, double loss, double best_loss, int64_t best_step);
+/* Prints that a step had no token that counts in the loss, so that it was left out. */
+void report_empty_step(struct report *r, int64_t step);
 void report_summary(struct report *r, const struct report_summary *s);
 /* Draws the losses into path. Returns 0, or 1 after one line on stderr. */
 int report_plot(const struct report *r, const char *path, const char *title);

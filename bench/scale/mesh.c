@@ -7,8 +7,8 @@
  *   dp    runs on the virtual clock (run.c), for each kind of rank: the first, the last, those between
  *   tp    is time that compute waits, by formula: 2 (tp - 1) / tp of the bytes over the slower kind of links,
  *         and a latency for each step of the ring
- *   cp    likewise, for gathers of keys and values and reductions of their gradients; its ranks are tp apart,
- *         and shard parameters together with those of dp
+ *   cp    is counted as tp is, for gathers of keys and values and sums of their gradients; its ranks are
+ *         tp apart, and shard parameters together with those of dp
  *   pp    runs the library's schedule on its virtual clock (bench/schedule/pipeline_stages.h). A forward and
  *         backward pass together take as long as one more micro-batch takes in the run of dp; each stage's
  *         share is in proportion to its compute. What happens once in a step (the first gather, the last

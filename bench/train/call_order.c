@@ -58,13 +58,13 @@ bool train_stores_every_micro_batch(const struct train_options *o)
 
 bool train_read_position(const char *text, struct train_position *out)
 {
-    unsigned long long seed;
-    long long v[6] = {[4] = -1};
+    unsigned long long seed, data_hash = 0;
+    long long v[8] = {[4] = -1, [6] = -1, [7] = -1};
     double best = INFINITY;
     if (sscanf(text,
                "seed %llu step %lld samples %lld text_bytes %lld per_step %lld rows %lld best %lf best_step "
-               "%lld",
-               &seed, &v[0], &v[1], &v[2], &v[3], &v[4], &best, &v[5]) < 5)
+               "%lld best_rows %lld best_tokens %lld data %llu",
+               &seed, &v[0], &v[1], &v[2], &v[3], &v[4], &best, &v[5], &v[6], &v[7], &data_hash) < 5)
         return false;
     *out = (struct train_position){.seed = seed,
                                    .step = v[0],
@@ -73,7 +73,10 @@ bool train_read_position(const char *text, struct train_position *out)
                                    .per_step = v[3],
                                    .rows = v[4],
                                    .best_loss = best,
-                                   .best_step = v[5]};
+                                   .best_step = v[5],
+                                   .best_rows = v[6],
+                                   .best_tokens = v[7],
+                                   .data_hash = data_hash};
     return out->step >= 0 && out->step <= 1000000000 && out->per_step >= 1 && out->samples >= 0 &&
            out->samples <= INT64_MAX / 2;
 }

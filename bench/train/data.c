@@ -8,12 +8,17 @@ static int load_text(struct run *r)
 {
     const struct train_options *o = r->o;
     int64_t needed = o->batch * o->model.config.context + 1, n_held;
+    if (o->model.config.vocab < 256)
+        return zr_fail(ZERO_ERR_ARG, "--vocab: %lld ids are too few for bytes, which need 256",
+                       (long long)o->model.config.vocab);
     TRY(bytes_data_open(&r->data, o->data.paths, o->data.n));
     n_held = (int64_t)((double)r->data.n_bytes * o->held_out);
     r->data.n_bytes -= n_held;
     if (r->data.n_bytes < needed) {
-        return zr_fail(ZERO_ERR_ARG, "--data: %lld bytes of text in %lld files, but one batch takes %lld",
-                       (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
+        return zr_fail(
+            ZERO_ERR_ARG,
+            "--data: %lld bytes of text in %lld files, but one batch takes %lld, by --batch and --context",
+            (long long)r->data.n_bytes, (long long)r->data.n_files, (long long)needed);
     }
     if (!(o->held_out > 0))
         return 0;
@@ -46,7 +51,15 @@ static int load_tokens(struct run *r)
         r->n_eval = n ? n : 1;
         r->eval_first = r->n_rows -= r->n_eval;
     }
-    return r->n_rows ? 0 : zr_fail(ZERO_ERR_ARG, "--held-out %g: no row is left to train on", o->held_out);
+    if (!r->n_rows)
+        return zr_fail(ZERO_ERR_ARG, "--held-out %g: no row is left to train on", o->held_out);
+    if (!token_data_counts(&r->tokens, 0, r->n_rows))
+        return zr_fail(ZERO_ERR_ARG, "--mask: no token of the %lld rows to train on counts in the loss",
+                       (long long)r->n_rows);
+    if (r->n_eval && !token_data_counts(r->eval, r->eval_first, r->n_eval))
+        return zr_fail(ZERO_ERR_ARG, "--%s: no token of the %lld rows to evaluate counts in the loss",
+                       o->eval_tokens.n ? "eval-mask" : "mask", (long long)r->n_eval);
+    return 0;
 }
 
 int train_load_data(struct run *r)
@@ -136,10 +149,11 @@ static int read_row(const struct run *r, const struct token_data *d, int64_t row
     return token_data_row(d, row, &to);
 }
 
-int train_count_tokens(struct run *r)
+int train_count_tokens(struct run *r, bool *none)
 {
     const struct model_rows own = model_rows_of(&r->model[0], r->at.cp);
     double scale;
+    *none = false;
     if (!r->o->masks.n)
         return 0;
     r->counted = 0.0;
@@ -148,6 +162,12 @@ int train_count_tokens(struct run *r)
         for (int k = 0; k < 2; k++)
             r->counted += (double)token_data_count(&r->tokens, row, own.first[k], own.n[k]);
     }
+    double mean = r->counted; /* over all ranks, which so agree on whether it is 0 */
+    if (r->z)
+        TRY_ZERO(zero_mean(r->z, &mean, 1));
+    *none = mean == 0.0;
+    if (*none)
+        return 0;
     if (r->z)
         TRY_ZERO(zero_loss_scale(r->z, r->counted, &scale));
     else

@@ -30,6 +30,8 @@ int train_evaluate(struct run *r, const struct train_step *s, int (*forward)(str
     if (best) {
         r->best_loss = r->eval_loss;
         r->best_step = s->step;
+        r->best_rows = r->n_eval;
+        r->best_tokens = r->eval->n_tokens;
     }
     report_evaluation(&r->report, s->step, r->eval_loss, r->best_loss, r->best_step);
     return best && o->keep_best ? train_save_best(r) : 0;

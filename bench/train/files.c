@@ -5,25 +5,51 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <math.h>
 #include <stdio.h>
 
 /* Saves a checkpoint, with the position in the data as the job's data. */
 static int save(struct run *r, int64_t step, bool kept)
 {
     const struct train_options *o = r->o;
-    char text[320];
-    int n = snprintf(text, sizeof text,
-                     "seed %llu step %lld samples %lld text_bytes %lld per_step %lld rows %lld best %.17g "
-                     "best_step %lld",
-                     (unsigned long long)o->seed, (long long)step, (long long)r->n_samples,
-                     (long long)train_data_size(r), (long long)r->per_step, (long long)r->n_rows,
-                     r->best_loss, (long long)r->best_step);
+    char text[512];
+    int n =
+        snprintf(text, sizeof text,
+                 "seed %llu step %lld samples %lld text_bytes %lld per_step %lld rows %lld best %.17g "
+                 "best_step %lld best_rows %lld best_tokens %lld data %llu",
+                 (unsigned long long)o->seed, (long long)step, (long long)r->n_samples,
+                 (long long)train_data_size(r), (long long)r->per_step, (long long)r->n_rows, r->best_loss,
+                 (long long)r->best_step, (long long)r->best_rows, (long long)r->best_tokens,
+                 (unsigned long long)(r->tokens.n_files ? token_data_hash(&r->tokens) : 0));
     TRY_ZERO(zero_set_data(r->z, ZERO_DATA_JOB, text, n));
     return take_libzero_error(zero_save(r->z, o->save, &(struct zero_save_options){.kept = kept}));
 }
 
-/* Makes an ordinary checkpoint of each that is kept in dir, except for the one at path. */
-static int keep_only(const char *dir, const char *path)
+/* Whether this is exactly the name that zero_save gives to a checkpoint that is kept. */
+static bool is_kept(const char *name)
+{
+    long long serial, step;
+    char again[80];
+    if (sscanf(name, "save-%18lld-step-%18lld", &serial, &step) != 2)
+        return false;
+    snprintf(again, sizeof again, "save-%08lld-step-%08lld-kept", serial, step);
+    return !strcmp(again, name);
+}
+
+static bool has_kept(const char *dir)
+{
+    DIR *d = opendir(dir);
+    bool found = false;
+    for (const struct dirent *e; d && !found && (e = readdir(d));)
+        found = is_kept(e->d_name);
+    if (d)
+        closedir(d);
+    return found;
+}
+
+/* Makes an ordinary checkpoint of each that is kept in dir, except for the one at path. A failure is only a
+ * warning: the best checkpoint is saved, and the other ranks do not know of the failure. */
+static void keep_only(const char *dir, const char *path)
 {
     const char *slash = strrchr(path, '/'), *best = slash ? slash + 1 : path;
     DIR *d = opendir(dir);
@@ -31,17 +57,18 @@ static int keep_only(const char *dir, const char *path)
     for (const struct dirent *e; !err && (e = readdir(d));) {
         size_t n = strlen(e->d_name);
         char plain[sizeof e->d_name];
-        if (n <= 5 || strncmp(e->d_name, "save-", 5) != 0 || strcmp(e->d_name + n - 5, "-kept") != 0 ||
-            !strcmp(e->d_name, best))
+        if (!is_kept(e->d_name) || !strcmp(e->d_name, best))
             continue;
         snprintf(plain, sizeof plain, "%.*s", (int)n - 5, e->d_name);
         err = renameat(dirfd(d), e->d_name, dirfd(d), plain) ? errno : 0;
     }
     if (d)
         closedir(d);
-    return err ? zr_fail(ZERO_ERR_IO, "--keep-best: cannot rename the former best checkpoint in %s: %s", dir,
-                         strerror(err))
-               : 0;
+    if (err)
+        fprintf(
+            stderr,
+            "zero-bench train: warning: --keep-best: cannot rename the former best checkpoint in %s: %s\n",
+            dir, strerror(err));
 }
 
 int train_save_best(struct run *r)
@@ -49,7 +76,9 @@ int train_save_best(struct run *r)
     const char *path = NULL;
     TRY(save(r, r->best_step, /* kept */ true));
     TRY_ZERO(zero_save_wait(r->z, &path));
-    return r->rank == 0 ? keep_only(r->o->save, path) : 0;
+    if (r->rank == 0)
+        keep_only(r->o->save, path);
+    return 0;
 }
 
 int train_save(struct run *r, int64_t steps_done, bool stop)
@@ -72,21 +101,53 @@ static bool has_checkpoint(const char *dir)
     return found;
 }
 
+/* Tells all ranks whether a folder that the first data-parallel rank has looked into lacks something. */
+static int share_lack(struct run *r, bool lacks, bool *out)
+{
+    double mean = r->at.dp == 0 && lacks ? 1.0 : 0.0;
+    TRY_ZERO(zero_mean(r->z, &mean, 1));
+    float any = mean > 0.0;
+    TRY(train_reduce_tp(&r->model[0], &any, 1, true)); /* each rank of a tp group has its own mean */
+    *out = any > 0.0f;
+    return 0;
+}
+
+/* Takes over the lowest loss so far. It is dropped if it was measured on other rows. With --keep-best it is
+ * also dropped if its checkpoint is not in the folder, because otherwise none might ever be kept there. */
+static int take_best(struct run *r, const struct train_position *p)
+{
+    const struct train_options *o = r->o;
+    bool lost = false;
+    if (p->best_loss == INFINITY)
+        return 0;
+    if (o->keep_best)
+        TRY(share_lack(r, !has_kept(o->save), &lost));
+    lost = lost || (r->n_eval && (p->best_rows != r->n_eval || p->best_tokens != r->eval->n_tokens));
+    if (lost) {
+        report_text(&r->report, "the lowest loss so far is of other rows or not kept: from here on anew\n");
+        return 0;
+    }
+    r->best_loss = p->best_loss;
+    r->best_step = p->best_step;
+    r->best_rows = p->best_rows;
+    r->best_tokens = p->best_tokens;
+    return 0;
+}
+
 int train_load(struct run *r, int64_t *step)
 {
     const struct train_options *o = r->o;
     bool latest = !strcmp(o->load, "latest");
-    /* its mean over ranks is below 1 if the first data-parallel rank finds none */
-    double found[1] = {r->at.dp == 0 && latest && !has_checkpoint(o->save) ? 0.0 : 1.0};
-    TRY_ZERO(zero_mean(r->z, found, 1));
-    if (found[0] < 1.0) {
+    bool none;
+    TRY(share_lack(r, latest && !has_checkpoint(o->save), &none));
+    if (none) {
         report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);
         return 0;
     }
     TRY_ZERO(zero_load(r->z, latest ? o->save : o->load));
     struct zero_data_info info;
     struct train_position p;
-    char text[320] = "";
+    char text[512] = "";
     TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info));
     if (info.bytes < (int64_t)sizeof text)
         TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL));
@@ -103,9 +164,11 @@ int train_load(struct run *r, int64_t *step)
                        "--load: saved with %lld rows to train on; here, by --context and --held-out, it is "
                        "%lld",
                        (long long)p.rows, (long long)r->n_rows);
+    if (p.data_hash && r->tokens.n_files && p.data_hash != token_data_hash(&r->tokens))
+        return zr_fail(ZERO_ERR_ARG, "--load: saved with other data: --tokens, --mask, --documents or "
+                                     "--end-token differ");
     *step = p.step;
-    r->best_loss = p.best_loss;
-    r->best_step = p.best_step;
+    TRY(take_best(r, &p));
     r->per_step = p.per_step;
     r->n_samples = p.samples;
     report_text(&r->report, "going on from step %lld\n", (long long)p.step);

@@ -65,6 +65,8 @@ struct run {
     /* of the last evaluation, and of the best one and its step */
     double eval_loss, best_loss;
     int64_t best_step;
+    /* what the best one is of: rows, and the tokens of their files */
+    int64_t best_rows, best_tokens;
     int64_t peak_resident, peak_device, start_ns;
     /* as train_stores_every_micro_batch says */
     bool stores_each;
@@ -83,6 +85,8 @@ struct train_step {
     /* mean over ranks, micro-batches and tokens */
     double loss;
     struct zero_step_info info;
+    /* No token of its rows counts in the loss. It is numbered, but the weights stay as they are. */
+    bool empty;
     /* This step is the last. The value is the same on every rank. */
     bool stop;
 };
@@ -121,8 +125,8 @@ int pipeline_keep(struct run *r);
 
 int train_load_data(struct run *r);
 /* Before a step with masks: counts the tokens of this rank's micro-batches that count in the loss, and tells
- * the models their weight. */
-int train_count_tokens(struct run *r);
+ * the models their weight. *none: no rank has any, so there is nothing to learn from. */
+int train_count_tokens(struct run *r, bool *none);
 /* Chooses the rows of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
 int train_next_rows(struct run *r, struct model *m, int64_t micro_batch);
 /* The same for micro-batch number i of the rows to evaluate. What is beyond them is left out of the loss. */

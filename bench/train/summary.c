@@ -77,6 +77,10 @@ int train_report_step(struct run *r, const struct train_step *s)
     r->n_samples += r->accum * r->at.n_dp * o->batch;
     if (s->stop || (s->step & (s->step - 1)) == 0)
         measure_memory(r);
+    if (s->empty) {
+        report_empty_step(&r->report, s->step);
+        return 0;
+    }
     struct report_step reported_step = {
         .step = s->step,
         .loss = s->loss,

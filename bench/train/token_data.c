@@ -65,6 +65,7 @@ static int read_header(struct token_file *f)
                        headers[kind].version, h[0]);
     f->id_bytes = headers[kind].id_bytes;
     f->end_token = headers[kind].end_token;
+    f->end_token_first = true;
     f->n_tokens = h[2];
     f->ids = (const uint8_t *)f->map + HEADER_BYTES;
     int64_t want = HEADER_BYTES + f->n_tokens * f->id_bytes;
@@ -74,11 +75,24 @@ static int read_header(struct token_file *f)
     return 0;
 }
 
+static bool has_header(const struct token_file *f)
+{
+    int32_t h[2] = {0};
+    memcpy(h, f->map, f->map_bytes < sizeof h ? 0 : sizeof h);
+    bool found = false;
+    for (size_t i = 0; i < sizeof headers / sizeof headers[0]; i++)
+        found |= h[0] == headers[i].magic && h[1] == headers[i].version;
+    return found;
+}
+
 static int open_file(struct token_file *f, int64_t id_bytes)
 {
     ZR_TRY(map_file(f->path, &f->map, &f->map_bytes));
     if (!id_bytes)
         return read_header(f);
+    if (has_header(f))
+        return zr_fail(ZERO_ERR_ARG, "%s: begins with a header of llm.c, so it is read without --token-bytes",
+                       f->path);
     f->ids = f->map;
     f->id_bytes = (int)id_bytes;
     f->end_token = -1;
@@ -109,12 +123,20 @@ static int open_files(struct token_data *d, const char *const *paths, int n_path
             return zr_fail(ZERO_ERR_ARG,
                            "%s: its format has no end token, at which documents end; --end-token names it",
                            f->path);
+        if (d->documents && f->end_token >= d->vocab)
+            return zr_fail(
+                ZERO_ERR_ARG,
+                "%s: documents end at token %lld, but the model has %lld ids; --end-token or --vocab "
+                "is wrong",
+                f->path, (long long)f->end_token, (long long)d->vocab);
         add_rows(d, f);
     }
     if (!d->n_rows)
-        return zr_fail(ZERO_ERR_ARG, "%s%s: %lld tokens are less than a row, which takes %lld", paths[0],
-                       n_paths > 1 ? " and those after it" : "", (long long)d->n_tokens,
-                       (long long)d->context + 1);
+        return zr_fail(
+            ZERO_ERR_ARG,
+            "%s%s: %lld tokens are less than a row, which takes %lld: --context and the one after it",
+            paths[0], n_paths > 1 ? " and those after it" : "", (long long)d->n_tokens,
+            (long long)d->context + 1);
     return 0;
 }
 
@@ -136,8 +158,9 @@ int token_data_open_text(struct token_data *d, const uint8_t *text, int64_t n)
         return 0;
     int64_t needed = d->context + 1;
     token_data_close(d);
-    return zr_fail(ZERO_ERR_ARG, "%lld bytes of text are less than a row, which takes %lld", (long long)n,
-                   (long long)needed);
+    return zr_fail(ZERO_ERR_ARG,
+                   "%lld bytes of text are less than a row, which takes %lld: --context and the one after it",
+                   (long long)n, (long long)needed);
 }
 
 int token_data_open_masks(struct token_data *d, const char *const *paths, int n_paths)
@@ -204,15 +227,18 @@ int token_data_row(const struct token_data *d, int64_t row, const struct token_r
     for (int64_t t = 0; t <= d->context; t++) {
         int64_t id = id_at(f, first + t);
         if (id >= d->vocab)
-            return zr_fail(ZERO_ERR_ARG, "%s: token %lld has id %lld, but the model has %lld ids", f->path,
-                           (long long)(first + t), (long long)id, (long long)d->vocab);
+            return zr_fail(ZERO_ERR_ARG, "%s: token %lld has id %lld, but the model has %lld ids (--vocab)",
+                           f->path, (long long)(first + t), (long long)id, (long long)d->vocab);
         if (t > 0)
             out->targets[t - 1] = f->mask && !f->mask[first + t] ? TOKEN_LEFT_OUT : (int32_t)id;
+        bool divides = d->documents && id == f->end_token;
+        if (divides && f->end_token_first)
+            start = t;
         if (t < d->context) {
             out->tokens[t] = (int32_t)id;
             out->document_start[t] = (int32_t)start;
         }
-        if (d->documents && id == f->end_token)
+        if (divides && !f->end_token_first)
             start = t + 1;
     }
     return 0;
@@ -225,6 +251,35 @@ int64_t token_data_count(const struct token_data *d, int64_t row, int64_t from, 
     for (int64_t i = 1; f->mask && i <= n; i++)
         count += f->mask[first + from + i] != 0;
     return f->mask ? count : n;
+}
+
+bool token_data_counts(const struct token_data *d, int64_t first, int64_t n)
+{
+    bool found = false;
+    for (int64_t row = first; !found && row < first + n; row++)
+        found = token_data_count(d, row, 0, d->context) > 0;
+    return found;
+}
+
+static uint64_t hash_tokens(uint64_t hash, const struct token_file *f, int64_t first, int64_t end)
+{
+    for (int64_t i = first > 0 ? first : 0; i < end && i < f->n_tokens; i++)
+        hash = random_bits(hash ^ (uint64_t)(2 * id_at(f, i) + (f->mask && f->mask[i])));
+    return hash;
+}
+
+uint64_t token_data_hash(const struct token_data *d)
+{
+    enum { N_HASHED = 1024 };
+    uint64_t hash = d->documents;
+    for (const struct token_file *f = d->files; f < d->files + d->n_files; f++) {
+        hash = random_bits(random_bits(hash ^ (uint64_t)f->n_tokens) ^ (f->mask != NULL));
+        if (d->documents)
+            hash = random_bits(hash ^ (uint64_t)(2 * f->end_token + f->end_token_first));
+        hash = hash_tokens(hash, f, 0, N_HASHED);
+        hash = hash_tokens(hash, f, f->n_tokens - N_HASHED, f->n_tokens);
+    }
+    return hash | 1;
 }
 
 /* A Feistel network permutes all numbers with an even number of bits. There are at most four times n. A

@@ -28,8 +28,11 @@ struct token_file {
     uint8_t *mask;
     /* bytes of an id: 1, 2 or 4 */
     int id_bytes;
-    /* the id that ends a document; -1: none */
+    /* the id between two documents; -1: none */
     int64_t end_token;
+    /* It is the first token of the document after it, as in llm.c's files; else the last of the one
+     * before. */
+    bool end_token_first;
     int64_t n_tokens, n_rows;
 };
 
@@ -39,7 +42,7 @@ struct token_data {
     int64_t n_tokens, n_rows;
     /* tokens in a row, and the bound of their ids */
     int64_t context, vocab;
-    /* Rows are divided into documents, after each end token. */
+    /* Rows are divided into documents, at each end token. */
     bool documents;
     /* -1: what the file's format says, which is GPT-2's for uint16 behind a header, and else none */
     int64_t end_token;
@@ -50,9 +53,12 @@ struct token_data {
  *   20240520, 1, the number of tokens    uint16 ids follow
  *   20240801, 7, the number of tokens    uint32 ids follow
  *
- * With id_bytes, which is 2 or 4, they have no header. paths must outlive d. The caller has set context,
- * vocab, documents and end_token of d. Returns 0 or a zero_err whose message names the file. A set without a
- * single row is refused, and with documents a file without an end token. */
+ * llm.c puts the end token before each document, so there a document begins with it.
+ *
+ * With id_bytes, which is 2 or 4, they have no header, and a document ends with the end token. paths must
+ * outlive d. The caller has set context, vocab, documents and end_token of d. Returns 0 or a zero_err whose
+ * message names the file. A set without a single row is refused, and with documents a file without an end
+ * token. */
 int token_data_open(struct token_data *d, const char *const *paths, int n_paths, int64_t id_bytes);
 /* The same for n bytes of text: each is a token. text must outlive d. The message does not say where the text
  * is from. */
@@ -67,6 +73,13 @@ int token_data_row(const struct token_data *d, int64_t row, const struct token_r
 
 /* The number of targets of a row that count in the loss, among n from position `from` on. */
 int64_t token_data_count(const struct token_data *d, int64_t row, int64_t from, int64_t n);
+
+/* Whether any target of rows [first, first + n) counts in the loss. */
+bool token_data_counts(const struct token_data *d, int64_t first, int64_t n);
+
+/* A hash of what a training run takes from the files, whatever their formats. It covers each file's number
+ * of tokens, its first and last ids and their masks, and where documents are divided. It is not 0. */
+uint64_t token_data_hash(const struct token_data *d);
 
 /* The number, below n, that is taken as the i-th of an epoch. Over all i from 0 to n - 1 these are all
  * numbers, each once, in an order that depends only on n, seed and epoch. There is no table. */

@@ -125,8 +125,8 @@ static int train_loop(struct run *r)
     while (!s.stop) {
         s.lr = (float)learning_rate(&o->rate, s.step);
         s.start_ns = report_now_ns();
-        TRY(train_count_tokens(r));
-        TRY(make_step(r, &s));
+        TRY(train_count_tokens(r, &s.empty));
+        TRY(s.empty ? 0 : make_step(r, &s));
         s.step++;
         s.stop = s.stop || s.step == o->steps;
         TRY(train_report_step(r, &s));

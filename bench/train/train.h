@@ -137,6 +137,10 @@ struct train_position {
     /* the lowest loss of an evaluation, infinity without any, and the step after which it was made */
     double best_loss;
     int64_t best_step;
+    /* the rows that it is of, and the tokens of their files; -1: an older checkpoint does not say it */
+    int64_t best_rows, best_tokens;
+    /* token_data_hash of the files to train on; 0: text, or an older checkpoint does not say it */
+    uint64_t data_hash;
 };
 /* Parses the position in a checkpoint. Returns false if zero-bench train has not written it. */
 bool train_read_position(const char *text, struct train_position *out);

@@ -55,6 +55,8 @@ static error_t check_data(struct argp_state *state, const struct train_options *
         return option_fault(state, "--token-bytes: is 2 or 4");
     if (o->documents && (o->documents == TRAIN_DOCUMENTS_END) != (o->tokens.n > 0))
         return option_fault(state, "--documents: is 'end' with --tokens, and a number of bytes without");
+    if (o->end_token >= 0 && !o->documents)
+        return option_fault(state, "--end-token: needs --documents end");
     if (o->eval_tokens.n && (o->held_out > 0 || !o->tokens.n))
         return option_fault(state, "--eval-tokens: is for --tokens, and not with --held-out");
     if (o->eval_masks.n && o->eval_masks.n != o->eval_tokens.n)
@@ -64,9 +66,6 @@ static error_t check_data(struct argp_state *state, const struct train_options *
     if ((o->eval_every || o->keep_best) && !evaluates)
         return option_fault(state, "--%s: needs --held-out or --eval-tokens",
                             o->eval_every ? "eval-every" : "keep-best");
-    if (!o->tokens.n && o->model.config.vocab < 256)
-        return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
-                            (long long)o->model.config.vocab);
     return 0;
 }
 
@@ -164,10 +163,10 @@ static const struct option_row rows[] = {
      "the loss",
      OPTION_FILES(masks)},
     {"documents", "N|end",
-     "Rows are packs of documents, which do not see each other: of about N bytes of text, or until an end "
-     "token",
+     "Rows are packs of documents, which do not see each other: of about N bytes of text, or divided at end "
+     "tokens. A document begins with one in files of llm.c, and ends with one in files without a header",
      OPTION_BY(read_documents), .min = 1, .max = 1000000},
-    {"end-token", "ID", "Ends a document of --tokens (50256 in llm.c's files of GPT-2, else none)",
+    {"end-token", "ID", "Divides documents of --tokens (50256 in llm.c's files of GPT-2, else none)",
      OPTION_INT(end_token, 0, INT32_MAX)},
     {"held-out", "FRACTION", "Do not train on this last part of the data, and print its loss",
      OPTION_DOUBLE(held_out, 1e-9, 0.999)},

@@ -577,19 +577,26 @@ static void warn_of_rows(struct zr_engine *e, struct zr_mesh_axis *a, const stru
     a->said_order |= turned;
 }
 
+/* In steps that compare: exchanges what the ranks have, and warns. */
+static int compare_rows(struct zr_engine *e, struct zr_mesh_axis *a, enum zr_call_name call,
+                        const struct zr_arrays *x)
+{
+    const struct seen *all;
+    char text[ZR_CALL_LOG_CHARS];
+    ZR_TRY(exchange_seen(e, a, call, x, &all));
+    describe_call(e, call, text);
+    for (int32_t p = 0; p < a->size; p++)
+        for (int32_t q = p + 1; q < a->size; q++)
+            warn_of_rows(e, a, all, p, q, text);
+    return 0;
+}
+
 int zr_engine_compare_rows(struct zr_engine *e, enum zero_axis axis, enum zr_call_name call,
                            const struct zr_arrays *x)
 {
     struct zr_mesh_axis *a = zr_axis_of(e, axis);
-    const struct seen *all = NULL;
-    char text[ZR_CALL_LOG_CHARS];
-    int err = 0;
-    if (zr_compare_is_due(e) && x->n >= FEW_ELEMS)
-        err = exchange_seen(e, a, call, x, &all);
-    describe_call(e, call, text);
-    for (int32_t p = 0; !err && all && p < a->size; p++)
-        for (int32_t q = p + 1; q < a->size; q++)
-            warn_of_rows(e, a, all, p, q, text);
+    const bool compares = zr_compare_is_due(e) && x->n >= FEW_ELEMS;
+    int err = compares ? compare_rows(e, a, call, x) : 0;
     a->last_src = x->src;
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }

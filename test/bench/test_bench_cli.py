@@ -82,6 +82,7 @@ class Refused(unittest.TestCase):
             self.refused(['train', alone], '--save:')
         for stage in '03':
             self.refused(['profile', '--plain', f'--stage={stage}'], '--plain', '--stage')
+        self.refused(['profile', '--vocab=255', '--params=1000', '--rounds=1'], '--vocab', 'too few for bytes')
 
     def test_plain_words(self):
         for command in ['plan', 'memory', 'kernels', 'profile', 'scale', 'verify']:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """zero-bench train on files of tokens: the same bits over worlds and after a resume in the middle of an epoch,
 and wrong files refused by name."""
+import fcntl
 import math
 import os
 import pty
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -52,6 +54,10 @@ class Case(unittest.TestCase):
             f.write(content)
         return path
 
+    def pairs(self, got, want):
+        self.assertEqual(len(got), len(want))
+        return zip(got, want)
+
     def refused(self, args, *why, world=1):
         command = [ZERO_BENCH, 'train', *MODEL, *map(str, args)]
         done = run(command if world == 1 else [ZERO_RUN, '-n', str(world), '--raw', *command])
@@ -90,7 +96,7 @@ class Tokens(Case):
         for world, *how in [(2, '--accum=2', '--stage=3'), (4, '--accum=1', '--stage=1'), (1, '--accum=2', '--batch=2')]:
             got = result(world, *how, *data)
             if '--batch=2' in how:  # gradients are added in another order
-                for (_, a, _), (_, b, _) in zip(got[0], want[0]):
+                for (_, a, _), (_, b, _) in self.pairs(got[0], want[0]):
                     self.assertAlmostEqual(a, b, delta=1e-4)
             else:
                 self.assertEqual(got, want, how)
@@ -122,6 +128,7 @@ class Tokens(Case):
         rows = [s['loss'] for s in train(1, *MODEL, *data[:2], *data[4:], '--steps=12')[0]]
         train(1, *MODEL, *data, '--steps=3')
         pairs = [s['loss'] for s in train(1, *MODEL, *data, '--steps=7', '--batch=2', '--load=latest')[0]]
+        self.assertEqual(len(pairs), 4)
         for i, pair in enumerate(pairs):
             self.assertAlmostEqual(pair, (rows[3 + 2 * i] + rows[4 + 2 * i]) / 2, delta=1e-5)
 
@@ -129,6 +136,23 @@ class Tokens(Case):
         save = ['--save', os.path.join(self.folder, 'ckpt'), '--load=latest']
         train(1, *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1', *save)
         self.refused(['--tokens', self.put('b', llmc(ids_of(501))), '--steps=2', *save], '--load', '500 tokens', '501')
+
+    def test_data_that_differ_in_anything_are_not_gone_on_with(self):
+        draw, ids = random.Random(1), ids_of(400)
+        mask = bytes(draw.randrange(2) for _ in ids)
+        halves = [self.put('first', llmc(ids[:201])), self.put('second', llmc(ids[201:]))]
+        want = ['--tokens', *halves, '--mask', self.put('m', mask[:201]), self.put('n', mask[201:]), '--documents=end', '--end-token=299']
+        save = ['--save', os.path.join(self.folder, 'ckpt'), '--load=latest']
+        train(1, *MODEL, *want, *save, '--steps=1')
+        changed = [*ids[:150], (ids[150] + 1) % VOCAB, *ids[151:201]]
+        for other in (['--tokens', halves[1], halves[0], '--mask', self.folder + '/n', self.folder + '/m', *want[6:]],
+                      ['--tokens', self.put('changed', llmc(changed)), *want[2:]], want[:3] + want[6:], want[:6],
+                      [*want[:7], '--end-token=298'], [*want[:4], self.put('o', mask[::-1][:201]), *want[5:]],
+                      ['--tokens', *(self.put(p[-5:] + '.raw', llmc(part)[1024:]) for p, part in (('first', ids[:201]), ('secon', ids[201:]))),
+                       '--token-bytes=2', *want[3:]]):
+            self.refused([*other, *save, '--steps=2'], '--load: saved with other data', '--tokens, --mask, --documents')
+        wide = [self.put(f'{i}', header(20240801, 7, len(part)) + struct.pack(f'<{len(part)}I', *part)) for i, part in enumerate((ids[:201], ids[201:]))]
+        train(2, *MODEL, '--tokens', *wide, *want[3:], *save, '--steps=2')
 
     def test_bad_files(self):
         good = self.put('good', llmc(ids_of(500)))
@@ -142,8 +166,9 @@ class Tokens(Case):
                 self.refused(['--tokens', good, path], path, why)
                 self.refused(['--tokens', good, path, '--stage=3'], path, why, world=2)
             else:
-                self.refused(['--tokens', path], path, f'{CONTEXT} tokens are less than a row, which takes {CONTEXT + 1}')
+                self.refused(['--tokens', path], path, f'{CONTEXT} tokens are less than a row, which takes {CONTEXT + 1}: --context')
         self.refused(['--tokens', good + '.none'], good + '.none', 'No such file')
+        self.refused(['--tokens', good, '--token-bytes=2'], good, 'begins with a header of llm.c')
         odd = self.put('odd', b'123')
         self.refused(['--tokens', odd, '--token-bytes=2'], odd, '3 bytes')
 
@@ -156,6 +181,7 @@ class Tokens(Case):
         done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *MODEL, '--tokens', path])
         self.assertNotEqual(done.returncode, 0)  # that of the rank that ends first
         self.assertIn(f'{path}: token 77 has id {VOCAB}', done.stderr)
+        self.assertIn('--vocab', done.stderr)
 
     def test_options(self):
         path = self.put('a', llmc(ids_of(500)))
@@ -168,13 +194,13 @@ class Tokens(Case):
     def test_documents(self):
         """Documents do not see each other: what a row's second document adds to the loss does not depend on its
         first one, once a model is trained."""
-        draw, half, save = random.Random(3), CONTEXT // 2, ['--save', os.path.join(self.folder, 'ckpt')]
-        first = [[draw.randrange(299) for _ in range(half - 1)] + [299] for _ in range(2)]
-        second = [[7] + [draw.randrange(299) for _ in range(half)] for _ in range(2)]
+        draw, half, weights = random.Random(3), CONTEXT // 2, os.path.join(self.folder, 'weights')
+        first = [[draw.randrange(299) for _ in range(half - 1)] + [7] for _ in range(2)]
+        second = [[299] + [draw.randrange(299) for _ in range(half)] for _ in range(2)]
         rows = [a + b for a in first for b in second]
         for how, independent in ((['--documents=end', '--end-token=299'], True), ([], False)):
-            train(1, *MODEL, '--tokens', *(self.put(f'{i}', llmc(row)) for i, row in enumerate(rows)), '--steps=80', '--lr=0.01', *save, *how)
-            args = ['--steps=81', '--lr=0', '--weight-decay=0', '--load', *save[1:], *how]
+            train(1, *MODEL, '--tokens', *(self.put(f'{i}', llmc(row)) for i, row in enumerate(rows)), '--steps=80', '--lr=0.01', '--export', weights, *how)
+            args = ['--steps=1', '--lr=0', '--weight-decay=0', '--import', weights, *how]
             loss = [train(1, *MODEL, '--tokens', *[self.put('x', llmc(row))] * 4, *args)[0][0]['loss'] for row in rows]
             interaction = abs(loss[0] - loss[1] - loss[2] + loss[3])
             self.assertEqual(interaction < 1e-5, independent, interaction)
@@ -189,13 +215,16 @@ class Tokens(Case):
         self.assertEqual(result(4, '--stage=3', *data), want)
         self.assertEqual(result(2, '--accum=4', '--pp=2', *data), want)
         cp = result(2, '--accum=4', '--cp=2', *data)
-        for (_, a, _), (_, b, _) in zip(cp[0], want[0]):
+        for (_, a, _), (_, b, _) in self.pairs(cp[0], want[0]):
             self.assertAlmostEqual(a, b, delta=1e-5)
         self.refused(['--tokens', self.put('b', llmc(ids)[1024:]), '--token-bytes=2', '--documents=end'], 'b: its format has no end token', '--end-token')
         self.refused([*data[:3], '--documents=9'], "--documents: is 'end' with --tokens")
         self.refused(['--documents=end'], "--documents: is 'end' with --tokens")
         self.refused(['--documents=x'], "--documents: 'x' is not a whole number")
         self.refused(['--end-token=3'], '--end-token: is of')
+        self.refused([*data[:3], '--end-token=3'], '--end-token: needs --documents end')
+        self.refused([*data[:4], f'--end-token={VOCAB}'], data[1], f'documents end at token {VOCAB}, but the model has {VOCAB} ids; --end-token or --vocab')
+        self.refused(data[:4], data[1], 'documents end at token 50256')  # that of llm.c
 
 class Masks(Case):
     def setUp(self):
@@ -217,7 +246,7 @@ class Masks(Case):
             self.assertEqual(result(world, *how, '--steps=6', *self.data), want, how)
         for world, *how in [(1, '--accum=4', '--plain'), (1, '--accum=1', '--batch=4'), (2, '--accum=4', '--tp=2'), (4, '--accum=2', '--cp=2')]:
             got = result(world, *how, '--steps=6', *self.data)
-            for (_, a, norm), (_, b, want_norm) in zip(got[0], want[0]):
+            for (_, a, norm), (_, b, want_norm) in self.pairs(got[0], want[0]):
                 self.assertAlmostEqual(a, b, delta=2e-5, msg=how)
                 self.assertAlmostEqual(norm, want_norm, delta=1e-3 * want_norm, msg=how)
 
@@ -241,7 +270,30 @@ class Masks(Case):
         self.refused([*self.data[:3], short], short, 'a mask of 9 bytes', self.data[1], f'{24 * CONTEXT + 1} tokens')
         self.refused([*self.data, short], '--mask: 2 files, but --tokens has 1')
         self.refused(['--mask', short], '--mask: is of')
-        self.refused([*self.data[:3], self.put('none', bytes(24 * CONTEXT + 1))], 'zero_loss_scale')
+        self.refused([*self.data[:3], self.put('none', bytes(24 * CONTEXT + 1))], '--mask: no token of the 24 rows to train on counts')
+
+    def test_steps_in_which_no_token_counts(self):
+        """They are numbered and take their rows, but change no weight, whatever decays it."""
+        ids = ids_of(8 * CONTEXT + 1)
+        data = ['--tokens', self.put('b', llmc(ids)), '--mask', self.put('m', bytes(7 * CONTEXT + 1) + b'\1' * CONTEXT), '--weight-decay=0.5']
+        want, empty = None, None
+        for world, *how in [(1, '--accum=2', '--plain'), (1, '--accum=2', '--stage=0'), (2, '--stage=3'), (2, '--accum=2', '--pp=2')]:
+            events, summary = train(world, *MODEL, *data, '--steps=8', *how)
+            steps = [(e['step'], e['loss']) for e in events if e['event'] == 'step']
+            empty = [e['step'] for e in events if e['event'] == 'empty_step']
+            self.assertEqual(len(steps), 2, how)  # one in each epoch of four
+            self.assertEqual(sorted([*empty, *(s[0] for s in steps)]), list(range(1, 9)))
+            want = want or (steps, summary['state_sha256'])
+            self.assertEqual((steps, summary['state_sha256']), want, how)
+        last = want[0][-1][0]
+        for how in (['--plain'], ['--stage=1']):  # weights do not depend on how many such steps follow
+            self.assertEqual(train(1, *MODEL, *data, '--accum=2', f'--steps={last}', *how)[1]['state_sha256'], want[1])
+        save = ['--save', os.path.join(self.folder, 'ckpt'), '--load=latest']
+        train(1, *MODEL, *data, '--accum=2', f'--steps={empty[0]}', *save)
+        self.assertEqual(train(2, *MODEL, *data, '--steps=8', *save)[1]['state_sha256'], want[1])
+        told = bench('train', *MODEL, *data, '--accum=2', '--steps=8').stdout
+        self.assertEqual(told.count('no token counts (--mask)\n'), 6)
+        self.assertIn(f'step {empty[0]:6}: no token counts', told)
 
 
 def evaluated(world, *args, **more):
@@ -275,7 +327,7 @@ class HeldOut(Case):
         more = ['--layers=4', *data]
         self.assertEqual(evaluated(2, '--accum=4', '--pp=2', '--schedule=interleaved', '--stages-per-rank=2', *more), evaluated(1, '--accum=4', *more))
         for world, *how in [(1, '--accum=4', '--plain'), (1, '--batch=4'), (2, '--accum=4', '--tp=2'), (2, '--accum=4', '--cp=2')]:
-            for (_, a, *_), (_, b, *_) in zip(evaluated(world, *how, *data)[0], want[0]):
+            for (_, a, *_), (_, b, *_) in self.pairs(evaluated(world, *how, *data)[0], want[0]):
                 self.assertAlmostEqual(a, b, delta=2e-5, msg=how)
         self.assertEqual(evaluated(2, '--accum=2', '--stage=3', *data, env={'ZERO_CHECK': '1'}), want)
 
@@ -289,6 +341,9 @@ class HeldOut(Case):
                  '--eval-tokens', self.put('c', llmc(ids[cut:])), '--eval-mask', self.put('o', mask[cut:])]
         self.assertEqual(evaluated(1, *apart, '--accum=4'), got)
         self.assertNotEqual(evaluated(1, *apart[:-2], '--accum=4')[0], got[0])
+        none = self.put('none', mask[:cut + 1] + bytes(len(ids) - cut - 1))
+        self.refused([*data[:3], none, '--held-out=0.3'], '--mask: no token of the 6 rows to evaluate counts')
+        self.refused([*apart[:-1], self.put('none', bytes(len(ids) - cut))], '--eval-mask: no token of the 6 rows to evaluate counts', world=2)
 
     def test_text(self):
         """The last part of the text, in rows."""
@@ -334,6 +389,40 @@ class HeldOut(Case):
         self.assertEqual(evaluations[0][3], 8)
         self.assertEqual(sorted(os.listdir(ckpt)), ['save-00000005-step-00000008-kept', 'save-00000006-step-00000008'])
 
+    def test_only_the_former_best_one_is_renamed(self):
+        """Folders with other names stay, and a name that is taken is a warning, not the end of the run."""
+        ckpt = os.path.join(self.folder, 'ckpt')
+        data = ['--tokens', self.put('a', llmc([i % 5 for i in range(12 * CONTEXT + 1)])), '--held-out=0.3', '--eval-every=2', '--lr=0.002', '--save', ckpt, '--keep-best']
+        evaluated(1, '--steps=2', *data)
+        others = ['save-the-date-kept', 'save-1-step-2-kept', 'save-00000001-step-00000002']
+        for name in others:
+            os.makedirs(os.path.join(ckpt, name, 'x'))
+        done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', *MODEL, *data, '--steps=4', '--load', os.path.join(ckpt, 'save-00000002-step-00000002')])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('--keep-best: cannot rename the former best checkpoint', done.stderr)
+        self.assertEqual(sorted(os.listdir(ckpt)), sorted([*others, 'save-00000001-step-00000002-kept', 'save-00000002-step-00000002',
+                                                           'save-00000003-step-00000004-kept', 'save-00000004-step-00000004']))
+
+    def test_a_best_loss_of_other_rows_or_not_kept(self):
+        """A run that goes on knows the lowest loss only with the same rows, and with --keep-best only if its
+        checkpoint is in the folder."""
+        ckpt, other = os.path.join(self.folder, 'ckpt'), os.path.join(self.folder, 'other')
+        a, b, c = (self.put(name, llmc(ids_of(n * CONTEXT + 1, seed))) for name, n, seed in (('a', 12, 1), ('b', 4, 1), ('c', 5, 2)))
+        data = ['--tokens', a, '--accum=2', '--eval-every=1']
+        evaluated(1, *data, '--eval-tokens', b, '--steps=4', '--save', ckpt, '--keep-best')
+        kept = [d for d in os.listdir(ckpt) if d.endswith('-kept')]
+        last = ['--load', os.path.join(ckpt, 'save-00000005-step-00000004'), '--steps=5', '--lr=1']
+        for world, rows, save, step in [(1, b, [], 4), (1, c, [], 5), (2, c, [], 5), (1, b, ['--save', other, '--keep-best'], 5)]:
+            how = [*data, '--eval-tokens', rows, *save, *last]
+            got = evaluated(world, *(how if world == 1 else [*how, '--accum=1']))[0]
+            self.assertEqual([e[3] for e in got], [step], (rows, save))
+        self.assertEqual(len([d for d in os.listdir(other) if d.endswith('-kept')]), 1)
+        self.assertEqual(len(kept), 1)
+        # A run without an evaluation passes it on.
+        train(1, *MODEL, *data[:-1], '--save', ckpt, *last)
+        got = evaluated(1, *data, '--eval-tokens', b, '--save', ckpt, '--keep-best', '--load=latest', '--steps=6', '--lr=1')[0]
+        self.assertEqual([e[3] for e in got], [4])
+
     def test_refused(self):
         a, one = self.put('a', llmc(ids_of(500))), self.put('one', llmc(ids_of(CONTEXT + 1)))
         for args, why in [(['--eval-every=2'], '--eval-every: needs'), (['--keep-best', '--save=/tmp/x'], '--keep-best: needs'),
@@ -360,8 +449,7 @@ class LearningRates(Case):
         return [s['lr'] for s in train(1, *MODEL, '--data', TEXT, *args)[0]]
 
     def check(self, got, want):
-        self.assertEqual(len(got), len(want))
-        for a, b in zip(got, want):
+        for a, b in self.pairs(got, want):
             self.assertAlmostEqual(a, b, delta=1e-6 * b)  # rates are fp32
 
     def test_schedules(self):
@@ -403,8 +491,10 @@ class Told(Case):
         self.assertIsNone(train(1, *MODEL, '--data', TEXT, '--steps=1')[0][0]['mfu'])
 
     def test_terminal(self):
-        """The bar shows speed, share of the peak and the time that is left."""
+        """The bar shows speed, share of the peak and the time that is left. It is there from the second step on,
+        and the terminal has room for all of it, however long the numbers are."""
         leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack('4H', 24, 200, 0, 0))
         with subprocess.Popen([ZERO_BENCH, 'train', *MODEL, '--data', TEXT, '--steps=50', '--peak-tflops=1'], stdout=follower,
                               env=clean_environment()) as p:
             os.close(follower)
@@ -416,7 +506,7 @@ class Told(Case):
                 pass
             self.assertEqual(p.wait(), 0)
         os.close(leader)
-        self.assertRegex(shown.decode(), r'\] +\d+%  step \d+  loss \d\.\d{3}  \d+:\d\d left  \d+ tokens/s  \d+\.\d% MFU')
+        self.assertRegex(shown.decode(), r'\] +\d+%  step \d+  loss \d\.\d{3}  \d+(:\d\d)+ left  \d+ tokens/s  \d+\.\d% MFU')
 
     def test_told(self):
         done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1')

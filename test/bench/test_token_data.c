@@ -135,7 +135,9 @@ static void wrong_files_are_refused(void **state)
     refused(put("wrong", 20240520, 1, -1, 9, 2, 0), 0, ZERO_ERR_ARG, "says -1 tokens");
     refused(put("wrong", 20240520, 1, 0, 0, 2, 0), 0, ZERO_ERR_ARG, "0 tokens are less than a row");
     refused(put("wrong", 20240520, 1, T, T, 2, 0), 0, ZERO_ERR_ARG,
-            "4 tokens are less than a row, which takes 5");
+            "4 tokens are less than a row, which takes 5: --context");
+    refused(put("wrong", 20240520, 1, 9, 9, 2, 0), 2, ZERO_ERR_ARG, "begins with a header of llm.c");
+    refused(put("wrong", 20240801, 7, 9, 9, 4, 0), 4, ZERO_ERR_ARG, "without --token-bytes");
     refused(put("wrong", 0, 0, 0, 9, 1, 0), 2, ZERO_ERR_ARG, "9 bytes are not a whole number");
     refused(put("wrong", 0, 0, 0, 5, 2, 0), 4, ZERO_ERR_ARG, "10 bytes are not a whole number");
 }
@@ -151,7 +153,7 @@ static void an_id_out_of_range_is_named(void **state)
     check_row(&d, 0, VOCAB - 7);
     assert_int_equal(token_data_row(&d, 1, &out), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), paths[1]));
-    assert_non_null(strstr(zr_error_text(), "token 7 has id 1000, but the model has 1000 ids"));
+    assert_non_null(strstr(zr_error_text(), "token 7 has id 1000, but the model has 1000 ids (--vocab)"));
     token_data_close(&d);
     put("b", 0, 0, 0, 9, 4, 0xFFFFFFF7u); /* no id is taken for a negative number */
     assert_int_equal(open_paths(&d, paths + 1, 1, 4), 0);
@@ -170,21 +172,35 @@ static void check_starts(const struct token_data *d, int64_t row, const int32_t 
         assert_int_equal(room[T + t], room[t + 1]);
 }
 
-static void documents_end_at_an_end_token(void **state)
+/* Writes a file of these ids, with llm.c's header or without. */
+static const char *put_ids(bool with_header, const uint16_t ids[9])
+{
+    const char *path = put("a", with_header ? 20240520 : 0, 1, 9, 0, 2, 0);
+    FILE *f = fopen(path, "ab");
+    assert_non_null(f);
+    assert_int_equal(fwrite(ids, 9 * sizeof *ids, 1, f), 1);
+    assert_int_equal(fclose(f), 0);
+    return path;
+}
+
+static void documents_are_divided_at_end_tokens(void **state)
 {
     (void)state;
     const uint16_t ids[] = {5, 9, 6, 9, 9, 9, 7, 8, 3};
-    const char *path = put("a", 20240520, 1, 9, 0, 2, 0);
-    FILE *f = fopen(path, "ab");
-    assert_int_equal(fwrite(ids, sizeof ids, 1, f), 1);
-    fclose(f);
+    const char *path = put_ids(true, ids);
     struct token_data d = {.context = T, .vocab = VOCAB, .documents = true, .end_token = 9};
     assert_int_equal(token_data_open(&d, &path, 1, 0), 0);
+    check_starts(&d, 0, (const int32_t[]){0, 1, 1, 3});
+    check_starts(&d, 1, (const int32_t[]){0, 1, 1, 1}); /* the second row begins with an end token */
+    token_data_close(&d);
+    path = put_ids(false, ids);
+    d = (struct token_data){.context = T, .vocab = VOCAB, .documents = true, .end_token = 9};
+    assert_int_equal(token_data_open(&d, &path, 1, 2), 0);
     check_starts(&d, 0, (const int32_t[]){0, 0, 2, 2});
-    check_starts(&d, 1, (const int32_t[]){0, 1, 2, 2}); /* the second row begins with an end token */
+    check_starts(&d, 1, (const int32_t[]){0, 1, 2, 2});
     token_data_close(&d);
     d = (struct token_data){.context = T, .vocab = VOCAB, .documents = false, .end_token = 9};
-    assert_int_equal(token_data_open(&d, &path, 1, 0), 0);
+    assert_int_equal(token_data_open(&d, &path, 1, 2), 0);
     check_starts(&d, 0, (const int32_t[]){0, 0, 0, 0});
     token_data_close(&d);
 }
@@ -192,15 +208,18 @@ static void documents_end_at_an_end_token(void **state)
 static void end_tokens_of_formats(void **state)
 {
     (void)state;
-    const char *gpt2 = put("a", 20240520, 1, 9, 9, 2, 50252), *llama = put("b", 20240801, 7, 9, 9, 4, 0);
+    const char *gpt2 = put("a", 20240520, 1, 9, 9, 2, 50251), *llama = put("b", 20240801, 7, 9, 9, 4, 0);
     struct token_data d = {.context = T, .vocab = 60000, .documents = true, .end_token = -1};
     assert_int_equal(token_data_open(&d, &gpt2, 1, 0), 0);
-    check_starts(&d, 1, (const int32_t[]){0, 1, 1, 1});
+    check_starts(&d, 1, (const int32_t[]){0, 1, 1, 1}); /* 50255, 50256 and so on */
     token_data_close(&d);
     d = (struct token_data){.context = T, .vocab = 60000, .documents = true, .end_token = -1};
     assert_int_equal(token_data_open(&d, &llama, 1, 0), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), llama));
     assert_non_null(strstr(zr_error_text(), "--end-token"));
+    d = (struct token_data){.context = T, .vocab = 50256, .documents = true, .end_token = -1};
+    assert_int_equal(token_data_open(&d, &gpt2, 1, 0), ZERO_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "documents end at token 50256, but the model has 50256 ids"));
 }
 
 /* Writes a file of n bytes. Byte i is 0 if bit i of `bits` is 0. */
@@ -314,11 +333,16 @@ static void orders_look_random(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_are_cut_into_rows),       cmocka_unit_test(files_without_a_header),
-        cmocka_unit_test(wrong_files_are_refused),       cmocka_unit_test(an_id_out_of_range_is_named),
-        cmocka_unit_test(documents_end_at_an_end_token), cmocka_unit_test(end_tokens_of_formats),
-        cmocka_unit_test(a_mask_leaves_targets_out),     cmocka_unit_test(wrong_masks_are_refused),
-        cmocka_unit_test(a_shuffle_takes_each_row_once), cmocka_unit_test(orders_look_random),
+        cmocka_unit_test(files_are_cut_into_rows),
+        cmocka_unit_test(files_without_a_header),
+        cmocka_unit_test(wrong_files_are_refused),
+        cmocka_unit_test(an_id_out_of_range_is_named),
+        cmocka_unit_test(documents_are_divided_at_end_tokens),
+        cmocka_unit_test(end_tokens_of_formats),
+        cmocka_unit_test(a_mask_leaves_targets_out),
+        cmocka_unit_test(wrong_masks_are_refused),
+        cmocka_unit_test(a_shuffle_takes_each_row_once),
+        cmocka_unit_test(orders_look_random),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -271,20 +271,26 @@ static int wrong_calls(const struct rank *k)
     return zero_shift_end(z, ZERO_AXIS_CP);
 }
 
+/* Prepares what zero_wrap takes, and the rank's arrays. */
+static void open_rank(struct rank *k, const struct setup *s, struct zero_config *cfg, struct toy *m)
+{
+    cfg->mesh.cp = s->cp;
+    cfg->mesh.tp = s->tp ? s->tp : 1;
+    cfg->debug.check = s->check;
+    k->src = malloc((MAX_N * MAX_CP + BEHIND) * sizeof(float));
+    k->dst = malloc((MAX_N * MAX_CP + BEHIND) * sizeof(float));
+    where_open(k->r->rank, cfg);
+    toy_make(m);
+}
+
 static void collectives_of_rank(struct toy_rank *r)
 {
     const struct setup *s = r->arg;
     struct zero_config cfg = toy_config(r, s->stage);
     struct rank k = {.r = r};
     struct toy m;
-    cfg.mesh.cp = s->cp;
-    cfg.mesh.tp = s->tp;
-    cfg.debug.check = s->check;
     cfg.debug.log = toy_forget_line;
-    k.src = malloc((MAX_N * MAX_CP + BEHIND) * sizeof(float));
-    k.dst = malloc((MAX_N * MAX_CP + BEHIND) * sizeof(float));
-    where_open(r->rank, &cfg);
-    toy_make(&m);
+    open_rank(&k, s, &cfg, &m);
     int err = 0;
     TOY_TRY(zero_wrap(&k.z, m.table, TOY_TENSORS, &cfg));
     if (!err)
@@ -381,13 +387,8 @@ static void checked_rank(struct toy_rank *r)
     struct rank k = {.r = r};
     struct toy m;
     int err = 0;
-    cfg.mesh.cp = s->cp;
-    cfg.debug.check = s->check;
     cfg.debug.log = keep_line;
-    k.src = malloc((MAX_N * MAX_CP + BEHIND) * sizeof(float));
-    k.dst = malloc((MAX_N * MAX_CP + BEHIND) * sizeof(float));
-    where_open(r->rank, &cfg);
-    toy_make(&m);
+    open_rank(&k, s, &cfg, &m);
     TOY_TRY(zero_wrap(&k.z, m.table, TOY_TENSORS, &cfg));
     TOY_TRY(zero_find_place(&cfg, &k.p));
     if (!err && s->check && noticed[s->stage].code)
