@@ -62,7 +62,7 @@ static void layer_forward(struct model *m, int64_t l)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     int64_t C = m->config.channels, BT = model_own_tokens(m), R = model_own_rows(m);
-    int64_t A = model_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
+    int64_t A = model_part_channels(&m->config), F = model_part_hidden(&m->config);
     const struct gpt2_params *p = &gpt2_of(m)->params;
     const struct gpt2_activations *a = &gpt2_of(m)->acts;
     const struct gpt2_statistics *s = &gpt2_of(m)->stats;
@@ -114,7 +114,7 @@ static void layer_backward(struct model *m, int64_t l)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     int64_t C = m->config.channels, BT = model_own_tokens(m), R = model_own_rows(m);
-    int64_t A = model_part_channels(&m->config), F = gpt2_part_hidden(&m->config);
+    int64_t A = model_part_channels(&m->config), F = model_part_hidden(&m->config);
     const struct gpt2_params *p = &gpt2_of(m)->params, *g = &gpt2_of(m)->grads;
     const struct gpt2_activations *a = &gpt2_of(m)->acts;
     const struct gpt2_statistics *s = &gpt2_of(m)->stats;
@@ -161,7 +161,7 @@ static void sizes_of(const struct model *m, bool first, int64_t *acts, int64_t *
 {
     const struct model_config *c = &m->config;
     int64_t L = c->layers, C = c->channels, BT = model_own_tokens(m), R = model_own_rows(m);
-    int64_t A = model_part_channels(c), F = gpt2_part_hidden(c), R_head = c->no_head ? 0 : R;
+    int64_t A = model_part_channels(c), F = model_part_hidden(c), R_head = c->no_head ? 0 : R;
     int64_t BT_shared = first ? BT : 0;
     const int64_t a[GPT2_N_ACTIVATIONS] = {
         L * R * C,                                                      /* ln1 */

@@ -55,7 +55,7 @@ static void fill_table(struct zero_tensor out[GPT2_N_TENSORS], const struct mode
                        const struct model_pointers *p)
 {
     int64_t L = c->layers, C = c->channels, U = model_part_vocab(c);
-    int64_t A = model_part_channels(c), F = gpt2_part_hidden(c);
+    int64_t A = model_part_channels(c), F = model_part_hidden(c);
     int32_t matrix = p->stores ? ZERO_GRAD_OVERWRITE : 0, layers = units_of(c).first_layer;
     bool tp = c->tp > 1;
     uint32_t norm = ZERO_NO_DECAY | (c->sequence ? ZERO_TP_PARTIAL : 0);
@@ -203,7 +203,7 @@ static int64_t kept_elems(const struct model_config *stage)
 {
     /* A and F are this tp rank's part of the attention's channels and of the MLP's hidden ones. With sequence
      * parallelism each rank keeps its part of the tokens between products, which comes to C = A per token. */
-    int64_t A = model_part_channels(stage), F = gpt2_part_hidden(stage);
+    int64_t A = model_part_channels(stage), F = model_part_hidden(stage);
     int64_t C = stage->sequence ? A : stage->channels;
     /* per layer: two norms, two sums; q, k, v and the attention's output; the MLP before and after GELU */
     int64_t n = stage->layers * (4 * C + 4 * A + 2 * F) - C;

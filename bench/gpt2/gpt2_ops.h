@@ -13,10 +13,4 @@ extern const struct model_passes gpt2_passes_f32, gpt2_passes_bf16;
 
 #define GPT2_N_TENSORS 16
 
-/* F, a rank's channels of the MLP. Their sum over the ranks is 4*C. */
-static inline int64_t gpt2_part_hidden(const struct model_config *c)
-{
-    return 4 * model_part_channels(c);
-}
-
 #endif

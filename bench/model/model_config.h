@@ -14,22 +14,31 @@ enum model_cp_form { MODEL_CP_GATHER = 1, MODEL_CP_EXCHANGE, MODEL_CP_RING };
 /* How a row's tokens are divided over ranks. The values are those of enum zero_cp_order. */
 enum model_cp_order { MODEL_CP_CONTIGUOUS = 1, MODEL_CP_ZIGZAG };
 
+struct hf_config;
 struct model_ops;
 
 struct model_config {
     /* The kind of model. */
     const struct model_ops *ops;
+    /* Borrowed: what only a Llama-like model has. NULL: it is none. */
+    const struct hf_config *hf;
     /* L in shapes. */
     int64_t layers;
     /* NH, attention heads. */
     int64_t heads;
-    /* C, a multiple of NH. */
+    /* Heads of keys and values, a divisor of NH. 0: NH. */
+    int64_t kv_heads;
+    /* C. */
     int64_t channels;
+    /* HS, channels of a head. 0: C / NH. */
+    int64_t head_size;
+    /* Channels inside the MLP. 0: 4*C. */
+    int64_t hidden;
     /* Tokens in a row. */
     int64_t context;
     /* V, number of different tokens. */
     int64_t vocab;
-    /* Tensor-parallel size, a divisor of the heads. 0 and 1: none. */
+    /* Tensor-parallel size, a divisor of both kinds of heads and of hidden. 0 and 1: none. */
     int64_t tp;
     /* Share of a target's probability that is spread over all V tokens, 0 to 1. */
     double label_smoothing;
@@ -62,15 +71,50 @@ static inline int64_t model_part_vocab(const struct model_config *c)
     return c->tp > 1 ? (c->vocab + c->tp - 1) / c->tp : c->vocab;
 }
 
-/* A rank's heads and their channels (A). Their sums over the ranks are NH and C. */
+/* n divided over the tensor-parallel ranks. */
+static inline int64_t model_part(const struct model_config *c, int64_t n)
+{
+    return c->tp > 1 ? n / c->tp : n;
+}
+
+/* HS. */
+static inline int64_t model_head_size(const struct model_config *c)
+{
+    return c->head_size ? c->head_size : c->channels / c->heads;
+}
+
+/* A rank's heads and their channels (A). Their sums over the ranks are NH and NH*HS. */
 static inline int64_t model_part_heads(const struct model_config *c)
 {
-    return c->tp > 1 ? c->heads / c->tp : c->heads;
+    return model_part(c, c->heads);
 }
 static inline int64_t model_part_channels(const struct model_config *c)
 {
-    return c->tp > 1 ? c->channels / c->tp : c->channels;
+    return model_part_heads(c) * model_head_size(c);
 }
+
+/* A rank's heads of keys, and their channels (K). It has as many of values. */
+static inline int64_t model_part_kv_heads(const struct model_config *c)
+{
+    return model_part(c, c->kv_heads ? c->kv_heads : c->heads);
+}
+static inline int64_t model_part_kv_channels(const struct model_config *c)
+{
+    return model_part_kv_heads(c) * model_head_size(c);
+}
+
+/* Elements in a row of qkv: those of queries, of keys and of values. */
+static inline int64_t model_part_qkv(const struct model_config *c)
+{
+    return model_part_channels(c) + 2 * model_part_kv_channels(c);
+}
+
+/* F, a rank's channels of the MLP. */
+static inline int64_t model_part_hidden(const struct model_config *c)
+{
+    return model_part(c, c->hidden ? c->hidden : 4 * c->channels);
+}
+
 /* The distance in elements between arrays of n elements that lie one after the other. It is n rounded up, so
  * that all of them are aligned to 256 bytes if the first is. */
 static inline int64_t model_apart(int64_t n)

@@ -752,7 +752,7 @@ static int tp_scatter(void *arg, real *dst, const real *src, int64_t n)
  * part has `own` of each row of pieces of `inner` elements. */
 static int64_t whole_index(const struct model_config *c, int t, int32_t p, int64_t i)
 {
-    int64_t C = c->channels, A = model_part_channels(c), F = gpt2_part_hidden(c), U = model_part_vocab(c);
+    int64_t C = c->channels, A = model_part_channels(c), F = model_part_hidden(c), U = model_part_vocab(c);
     const struct {
         int64_t own, inner;
     } cuts[GPT2_N_TENSORS] = {
