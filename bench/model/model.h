@@ -108,6 +108,8 @@ struct model_passes {
     /* Writes how many elements each of its activations and statistics has. Buffers that all micro-batches
      * share have elements in the first one only. */
     void (*sizes)(const struct model *m, bool first, int64_t *acts, int64_t *stats);
+    /* Called once its memory is there, if not NULL. Returns 0 or a zero_err. */
+    int (*open)(struct model *m);
     /* See below. */
     void (*embed_forward)(struct model *m), (*embed_backward)(struct model *m);
     void (*layer_forward)(struct model *m, int64_t l), (*layer_backward)(struct model *m, int64_t l);

@@ -245,13 +245,15 @@ int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *num
 struct model_options {
     /* The sizes of the model. */
     struct model_config config;
-    /* The name of the preset, whatever its context, or "custom". */
+    /* The name of the preset, whatever its context, or of the folder, or "custom". */
     const char *name;
     /* A suitable learning rate for the preset. */
     double default_lr;
 
     /* The preset that --model names. */
     int preset;
+    /* Or the folder of a Hugging Face model. NULL: none. */
+    const char *dir;
     /* The sizes that --layers, --heads, --channels, --context and --vocab give. 0: the preset's. Commands add
      * tp, sequence, cp, documents and label_smoothing by their own options. */
     struct model_config own;

@@ -279,6 +279,8 @@ int model_open(struct model *m, const struct model_config *config, int64_t B, co
     int err = m->own ? model_keep(m, 1) : ZERO_ERR_NOMEM;
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
+    if (!err && m->passes->open)
+        err = m->passes->open(m);
     if (!err)
         err = ZR_ALLOC(m->count, config->vocab + config->context, "%lld counts",
                        (long long)(config->vocab + config->context));
