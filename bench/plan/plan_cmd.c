@@ -44,11 +44,10 @@ static error_t check_axes(struct argp_state *state, const struct plan_options *o
     long long tp = (long long)plan_tp(o), pp = (long long)o->pp, cp = (long long)plan_cp(o);
     long long stages = pp * (long long)o->stages_per_rank, world = (long long)o->world;
     struct model_config c = plan_sizes(&o->model.config, o->params);
-    long long heads = (long long)o->model.config.heads,
-              tokens = (long long)(o->batch * model_own_context(&c));
+    long long tokens = (long long)(o->batch * model_own_context(&c));
     char fault[128];
-    if (tp > 1 && !o->params && heads % tp)
-        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, heads);
+    if (!o->params && model_tp_fault(&c, fault, sizeof fault))
+        return option_fault(state, "%s", fault);
     if ((!o->params || c.cp_form != MODEL_CP_EXCHANGE) && model_cp_fault(&c, fault, sizeof fault))
         return option_fault(state, "%s", fault);
     if (c.sequence && (tp == 1 || !o->batch || tokens % tp))

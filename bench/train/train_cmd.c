@@ -127,11 +127,8 @@ static error_t finish(struct argp_state *state, void *options)
     if (o->plain && (o->save || o->load || o->import_from || o->export_to))
         return option_fault(state, "--plain: saves, loads, imports and exports nothing");
     const struct model_config *c = &o->model.config;
-    if (c->tp > 1 && c->heads % c->tp)
-        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", (long long)c->tp,
-                            (long long)c->heads);
     char fault[128];
-    if (model_cp_fault(c, fault, sizeof fault))
+    if (model_tp_fault(c, fault, sizeof fault) || model_cp_fault(c, fault, sizeof fault))
         return option_fault(state, "%s", fault);
     int64_t tokens = o->batch * model_own_context(c);
     if (c->sequence && (c->tp < 2 || tokens % c->tp))
