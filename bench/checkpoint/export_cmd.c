@@ -3,6 +3,7 @@
  * libraries, under the published names of their kind. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/llama/lora_config.h"
 #include "bench/train/train.h"
 
 static error_t finish(struct argp_state *state, void *options)
@@ -19,6 +20,7 @@ static const struct option_row rows[] = {
     {"out", "DIR", "Where the files go", OPTION_TEXT(export_to)},
     {"max-file", "BYTES", "Of one file (5 GB)", OPTION_BYTES(export_max, 1)},
     {"dtype", "f32|bf16", "Of the model that was saved (f32)", OPTION_WORD(dtype, option_dtypes)},
+    LORA_ROWS(model.),
     {0},
 };
 

@@ -2,12 +2,15 @@
 /* files.c: the checkpoints and weights that zero-bench train reads and writes. A checkpoint contains struct
  * train_position, from which the choice of data follows. */
 #include "bench/llama/hf_folder.h"
+#include "bench/llama/lora_config.h"
 #include "bench/train/run.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 /* Saves a checkpoint, with the position in the data as the job's data. */
 static int save(struct run *r, int64_t step, bool kept)
@@ -176,24 +179,28 @@ int train_load(struct run *r, int64_t *step)
     return 0;
 }
 
-/* Names the tensors of all of this rank's stages. */
-static int32_t name_weights(const struct run *r, struct zero_weight *map, char (*text)[MODEL_NAME_BYTES])
+/* Names the tensors of all of this rank's stages: the adapters, or all others. */
+static int32_t name_weights(const struct run *r, bool adapters, struct zero_weight *map,
+                            char (*text)[MODEL_NAME_BYTES])
 {
+    bool has_adapters = r->o->model.config.lora_rank;
     int32_t n = 0;
     for (int32_t k = 0; k < r->n_own; k++) {
         const struct train_stage *s = &r->stage[k];
-        int32_t before = n;
-        n += s->config.ops->names(map + n, text + n, r->number + s->first, s->n, &s->config);
-        for (int32_t i = before; i < n; i++)
+        int32_t n_names = s->config.ops->names(map + n, text, r->number + s->first, s->n, &s->config);
+        for (int32_t i = n, end = n + n_names; i < end; i++) {
             map[i].tensor += s->first;
+            if (adapters == (has_adapters && r->tensors[map[i].tensor].grad))
+                map[n++] = map[i];
+        }
+        text += n_names;
     }
     return n;
 }
 
-/* Exports or imports the weights under Hugging Face's names. */
-static int move_weights(struct run *r, bool export)
+/* Exports or imports the weights of a folder under Hugging Face's names: the adapters, or all others. */
+static int move_weights(struct run *r, const char *dir, bool export, bool adapters)
 {
-    const struct train_options *o = r->o;
     int32_t n = 0;
     for (int32_t k = 0; k < r->n_own; k++)
         n += r->stage[k].config.ops->n_names(&r->stage[k].config);
@@ -201,9 +208,10 @@ static int move_weights(struct run *r, bool export)
     char(*text)[MODEL_NAME_BYTES] = malloc((size_t)n * sizeof *text);
     int err = map && text ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d names", n);
     if (!err) {
-        n = name_weights(r, map, text);
-        err = take_libzero_error(export ? zero_export(r->z, o->export_to, map, n, o->export_max)
-                                        : zero_import(r->z, o->import_from, map, n));
+        n = name_weights(r, adapters, map, text);
+        err = take_libzero_error(export
+                                     ? zero_export(r->z, dir, map, n, adapters ? INT64_MAX : r->o->export_max)
+                                     : zero_import(r->z, dir, map, n));
     }
     free(map);
     free(text);
@@ -212,14 +220,37 @@ static int move_weights(struct run *r, bool export)
 
 int train_import(struct run *r)
 {
-    return r->o->import_from ? move_weights(r, /* export */ false) : 0;
+    const char *from = r->o->import_from;
+    return from ? move_weights(r, from, /* export */ false, /* adapters */ false) : 0;
+}
+
+/* Exports the adapters into a folder of their own inside dir, and moves the file to where PEFT looks for
+ * it. */
+static int export_adapters(struct run *r, const char *dir)
+{
+    char folder[1024], from[1024], to[1024];
+    bool long_path = snprintf(folder, sizeof folder, "%s/.adapters", dir) >= (int)sizeof folder - 30;
+    if (long_path)
+        return zr_fail(ZERO_ERR_ARG, "%.100s...: the path is too long", dir);
+    if (r->rank == 0)
+        (void)mkdir(dir, 0777); /* if it fails, the export says why */
+    TRY(move_weights(r, folder, /* export */ true, /* adapters */ true));
+    if (r->rank)
+        return 0;
+    snprintf(from, sizeof from, "%.990s/model.safetensors", folder);
+    snprintf(to, sizeof to, "%.990s/" LORA_WEIGHTS_FILE, dir);
+    if (rename(from, to) || rmdir(folder))
+        return zr_fail(ZERO_ERR_IO, "%s: cannot become %s: %s", from, to, strerror(errno));
+    return lora_config_write(&r->o->model.config, dir, r->o->model.dir);
 }
 
 int train_export(struct run *r)
 {
     const struct train_options *o = r->o;
+    if (o->export_to && o->model.config.lora_rank)
+        return export_adapters(r, o->export_to);
     if (!o->export_to)
         return 0;
-    TRY(move_weights(r, /* export */ true));
+    TRY(move_weights(r, o->export_to, /* export */ true, /* adapters */ false));
     return r->rank == 0 && o->model.dir ? hf_folder_copy(o->model.dir, o->export_to, o->dtype) : 0;
 }

@@ -11,6 +11,10 @@
 /* The libzero warning that zero-bench tune, which times the steps, has already seen in its plan. */
 static const char *hidden_when_timed[] = {"stage 3 shards nothing", NULL};
 
+/* With adapters b is 0 in the first step, and so are the gradients of all a. */
+static const char *hidden_with_adapters[] = {"in the first step no gradient was written to",
+                                             "with ZERO_TP_PARTIAL each must", NULL};
+
 static void log_line(void *arg, const char *line)
 {
     const struct run *r = arg;
@@ -142,6 +146,9 @@ static void configure_log(struct run *r, struct zero_config *cfg)
     } else if (r->o->step_ms) {
         cfg->debug.log = report_warning;
         cfg->debug.log_arg = hidden_when_timed;
+    } else if (r->o->model.config.lora_rank) {
+        cfg->debug.log = report_warning;
+        cfg->debug.log_arg = hidden_with_adapters;
     }
 }
 

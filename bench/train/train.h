@@ -97,7 +97,8 @@ struct train_options {
     /* steps between two checkpoints (0: one at the end), and how many are kept (0: all) */
     int64_t save_every, keep;
     bool save_async;
-    /* folder with the first weights, as zero-bench export writes them; NULL: drawn from seed */
+    /* folder with the first weights, as zero-bench export writes them; NULL: drawn from seed. Adapters are
+     * always drawn */
     const char *import_from;
     /* folder for the weights, written at the end; with only_exports, those of the loaded checkpoint,
      * without training. NULL: none */

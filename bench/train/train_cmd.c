@@ -5,6 +5,7 @@
 #include "bench/compute.h"
 #include "bench/llama/hf_config.h"
 #include "bench/llama/hf_folder.h"
+#include "bench/llama/lora_config.h"
 #include "bench/report/plot.h"
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/train.h"
@@ -124,6 +125,8 @@ static error_t finish(struct argp_state *state, void *options)
                      (o->load && !strcmp(o->load, "latest"))))
         return option_fault(
             state, "--save: is needed by --save-every, --save-async, --keep, --keep-best and --load latest");
+    if (o->plain && o->model.config.lora_rank)
+        return option_fault(state, "--lora: not with --plain");
     if (o->plain && (o->save || o->load || o->import_from || o->export_to))
         return option_fault(state, "--plain: saves, loads, imports and exports nothing");
     const struct model_config *c = &o->model.config;
@@ -214,6 +217,7 @@ static const struct option_row rows[] = {
      OPTION_DOUBLE(model.own.label_smoothing, 0, 0.999999)},
     {"clip", "X", "Largest gradient norm, 0 for none (1)", OPTION_DOUBLE(clip, 0, 1e30)},
     {"seed", "N", "Of the weights and of the choice of text (1)", OPTION_INT(seed, 0, INT64_MAX)},
+    LORA_ROWS(model.),
     {.help = "Sharding:"},
     {"plain", NULL, "The same model without libzero, on one rank", OPTION_FLAG(plain)},
     {"stage", "0..3", "What is sharded: nothing, optimizer state, gradients too, parameters too (0)",
@@ -270,7 +274,10 @@ static const struct option_row rows[] = {
     {"import", "DIR",
      "Begin with these weights, under Hugging Face's names (those of the folder that --model names)",
      OPTION_TEXT(import_from)},
-    {"export", "DIR", "At the end, write the weights alone, as zero-bench export does of a checkpoint",
+    {"export", "DIR",
+     "At the end, write the weights alone, as zero-bench export does of a checkpoint; with --lora the "
+     "adapters, "
+     "as the PEFT library does",
      OPTION_TEXT(export_to)},
     {.help = "Running:"},
     {"device", "host|cuda", "Where the model computes (host)", OPTION_WORD(device, option_devices)},
