@@ -2,15 +2,12 @@
 /* files.c: the checkpoints and weights that zero-bench train reads and writes. A checkpoint contains struct
  * train_position, from which the choice of data follows. */
 #include "bench/llama/hf_folder.h"
-#include "bench/llama/lora_config.h"
 #include "bench/train/run.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 /* Saves a checkpoint, with the position in the data as the job's data. */
 static int save(struct run *r, int64_t step, bool kept)
@@ -198,8 +195,7 @@ static int32_t name_weights(const struct run *r, bool adapters, struct zero_weig
     return n;
 }
 
-/* Exports or imports the weights of a folder under Hugging Face's names: the adapters, or all others. */
-static int move_weights(struct run *r, const char *dir, bool export, bool adapters)
+int train_move_weights(struct run *r, const char *dir, bool export, bool adapters)
 {
     int32_t n = 0;
     for (int32_t k = 0; k < r->n_own; k++)
@@ -220,37 +216,21 @@ static int move_weights(struct run *r, const char *dir, bool export, bool adapte
 
 int train_import(struct run *r)
 {
-    const char *from = r->o->import_from;
-    return from ? move_weights(r, from, /* export */ false, /* adapters */ false) : 0;
-}
-
-/* Exports the adapters into a folder of their own inside dir, and moves the file to where PEFT looks for
- * it. */
-static int export_adapters(struct run *r, const char *dir)
-{
-    char folder[1024], from[1024], to[1024];
-    bool long_path = snprintf(folder, sizeof folder, "%s/.adapters", dir) >= (int)sizeof folder - 30;
-    if (long_path)
-        return zr_fail(ZERO_ERR_ARG, "%.100s...: the path is too long", dir);
-    if (r->rank == 0)
-        (void)mkdir(dir, 0777); /* if it fails, the export says why */
-    TRY(move_weights(r, folder, /* export */ true, /* adapters */ true));
-    if (r->rank)
-        return 0;
-    snprintf(from, sizeof from, "%.990s/model.safetensors", folder);
-    snprintf(to, sizeof to, "%.990s/" LORA_WEIGHTS_FILE, dir);
-    if (rename(from, to) || rmdir(folder))
-        return zr_fail(ZERO_ERR_IO, "%s: cannot become %s: %s", from, to, strerror(errno));
-    return lora_config_write(&r->o->model.config, dir, r->o->model.dir);
+    const struct train_options *o = r->o;
+    if (o->import_from)
+        TRY(train_move_weights(r, o->import_from, /* export */ false, /* adapters */ false));
+    return o->adapter ? train_import_adapters(r, o->adapter) : 0;
 }
 
 int train_export(struct run *r)
 {
     const struct train_options *o = r->o;
     if (o->export_to && o->model.config.lora_rank)
-        return export_adapters(r, o->export_to);
-    if (!o->export_to)
-        return 0;
-    TRY(move_weights(r, o->export_to, /* export */ true, /* adapters */ false));
-    return r->rank == 0 && o->model.dir ? hf_folder_copy(o->model.dir, o->export_to, o->dtype) : 0;
+        TRY(train_export_adapters(r, o->export_to));
+    else if (o->export_to)
+        TRY(train_move_weights(r, o->export_to, /* export */ true, /* adapters */ false));
+    if (o->export_merged)
+        return train_export_merged(r, o->export_merged);
+    bool copies = o->export_to && o->model.dir && !o->model.config.lora_rank;
+    return r->rank == 0 && copies ? hf_folder_copy(o->model.dir, o->export_to, o->dtype) : 0;
 }

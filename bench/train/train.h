@@ -104,6 +104,9 @@ struct train_options {
      * without training. NULL: none */
     const char *export_to;
     bool only_exports;
+    /* with adapters: folder for the model's weights with the adapters added; and the folder of PEFT whose
+     * adapters are where training begins. NULL: none */
+    const char *export_merged, *adapter;
     /* most bytes of an exported file; 0: the default */
     int64_t export_max;
 

@@ -97,7 +97,9 @@ static error_t finish_rate(struct argp_state *state, struct train_options *o)
 static error_t finish_folder(struct argp_state *state, struct train_options *o)
 {
     const struct model_config *c = &o->model.config;
-    if (o->export_to && c->layers != c->hf->layers)
+    if (o->adapter && lora_config_read(&o->model.config, o->adapter))
+        return option_fault(state, "--adapter: %s", zr_error_text());
+    if ((o->export_to || o->export_merged) && c->layers != c->hf->layers)
         return option_fault(state, "--layers: with --export it must be the %lld of the folder's config.json",
                             (long long)c->hf->layers);
     if (!o->import_from && !o->plain && hf_folder_has_weights(o->model.dir))
@@ -119,6 +121,9 @@ static error_t finish(struct argp_state *state, void *options)
     err = err ? err : finish_rate(state, o);
     if (!err && o->model.dir)
         err = finish_folder(state, o);
+    if (!err && (o->adapter || o->export_merged) && !o->model.config.lora_rank)
+        err = option_fault(state, "--%s: needs %s", o->adapter ? "adapter" : "export-merged",
+                           o->adapter ? "the folder of a model as --model" : "--lora or --adapter");
     if (err)
         return err;
     if (!o->save && (o->save_every || o->keep || o->save_async || o->keep_best ||
@@ -279,6 +284,13 @@ static const struct option_row rows[] = {
      "adapters, "
      "as the PEFT library does",
      OPTION_TEXT(export_to)},
+    {"adapter", "DIR",
+     "Begin with the adapters in this folder of PEFT, which says what --lora, --lora-alpha and "
+     "--lora-targets "
+     "say",
+     OPTION_TEXT(adapter)},
+    {"export-merged", "DIR", "With adapters: at the end, write the model's weights with the adapters added",
+     OPTION_TEXT(export_merged)},
     {.help = "Running:"},
     {"device", "host|cuda", "Where the model computes (host)", OPTION_WORD(device, option_devices)},
     {"gpu", "N", "Which GPU (the rank's number on this host)", OPTION_INT(gpu, 0, 1000)},
