@@ -186,6 +186,13 @@ class Plans(unittest.TestCase):
             self.assertTrue(plan['activation_bytes'] < got < 1.6 * plan['activation_bytes'], (kind, plan['activation_bytes'], got))
 
 
+    def test_units(self):
+        """An embedding that is no head, and a head of its own, are a unit each."""
+        for kind, n in (('llama', 6), ('qwen2', 5)):
+            for command in ('plan', 'tune'):
+                self.assertIn(f' in {n} units, ', bench(command, '--world=2', '--model', os.path.join(FOLDERS, kind)).stdout)
+
+
 class Refused(unittest.TestCase):
     def test_by_name(self):
         llama = os.path.join(FOLDERS, 'llama')
