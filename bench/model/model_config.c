@@ -9,15 +9,17 @@
 
 enum { NANO, M124, M355, M774, B1_5 };
 
+#define SIZES(L, NH, C, T, V)                                                                                \
+    {                                                                                                        \
+        .ops = &gpt2_ops, .layers = L, .heads = NH, .channels = C, .context = T, .vocab = V                  \
+    }
 static const struct {
-    struct model_config config; /* ops, L, NH, C, T, V */
+    struct model_config config;
     double lr;
 } presets[] = {
-    [NANO] = {{&gpt2_ops, 6, 6, 96, 64, 256}, 2e-3},
-    [M124] = {{&gpt2_ops, 12, 12, 768, 1024, 50257}, 6e-4},
-    [M355] = {{&gpt2_ops, 24, 16, 1024, 1024, 50257}, 3e-4},
-    [M774] = {{&gpt2_ops, 36, 20, 1280, 1024, 50257}, 2.5e-4},
-    [B1_5] = {{&gpt2_ops, 48, 25, 1600, 1024, 50257}, 2e-4},
+    [NANO] = {SIZES(6, 6, 96, 64, 256), 2e-3},         [M124] = {SIZES(12, 12, 768, 1024, 50257), 6e-4},
+    [M355] = {SIZES(24, 16, 1024, 1024, 50257), 3e-4}, [M774] = {SIZES(36, 20, 1280, 1024, 50257), 2.5e-4},
+    [B1_5] = {SIZES(48, 25, 1600, 1024, 50257), 2e-4},
 };
 static const struct option_word preset_names[] = {
     {"gpt2-nano", NANO}, {"gpt2-124M", M124}, {"gpt2-355M", M355},
