@@ -163,6 +163,8 @@ static void add_sizes(struct command *a, const struct memory_runs *runs)
     add_number(a, "channels", c->channels);
     add_number(a, "context", c->context);
     add_number(a, "vocab", c->vocab);
+    if (c->recompute)
+        add(a, "--recompute");
 }
 
 /* Adds the options of tensor, context and pipeline parallelism. */

@@ -40,6 +40,38 @@ int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *num
     return stage->ops->describe(table, number ? number : unused, stage, &pointers);
 }
 
+/* C, divided over the ranks whose rows between products are split. */
+static int64_t own_channels(const struct model_config *c)
+{
+    return c->sequence ? model_part(c, c->channels) : c->channels;
+}
+
+/* What a stage would keep with another number of layers. */
+static int64_t kept_with(const struct model_config *stage, int64_t layers)
+{
+    struct model_config c = *stage;
+    c.layers = layers;
+    return c.ops->kept_elems(&c);
+}
+
+int64_t model_layer_elems(const struct model_config *stage)
+{
+    return stage->recompute ? kept_with(stage, 1) - kept_with(stage, 0) - own_channels(stage) : 0;
+}
+
+int64_t model_kept_elems(const struct model_config *stage)
+{
+    return kept_with(stage, stage->layers) - stage->layers * model_layer_elems(stage);
+}
+
+int64_t model_most_bytes(const struct model_config *c, int64_t B, int64_t element_bytes)
+{
+    struct model_config full = *c;
+    full.layers = c->recompute ? 1 : c->layers;
+    return c->ops->most_bytes(&full, B, element_bytes) +
+           (c->layers - full.layers) * B * c->context * c->channels * element_bytes;
+}
+
 struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int64_t element_bytes)
 {
     int64_t tokens = B * model_own_context(c), heads = model_part_heads(c), HS = c->channels / c->heads;
@@ -139,6 +171,7 @@ static error_t finish(struct argp_state *state, void *options)
     c->cp_order = own->cp_order;
     c->cp_heads = own->cp_heads;
     c->documents = own->documents;
+    c->recompute = own->recompute;
     if (c->channels % c->heads)
         return option_fault(state, "--channels: %lld is not a multiple of the %lld heads",
                             (long long)c->channels, (long long)c->heads);

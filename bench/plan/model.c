@@ -33,6 +33,7 @@ struct model_config plan_sizes(const struct model_config *model, int64_t params)
 {
     struct model_config c = params ? sizes_for(params, model->tp) : *model;
     c.sequence = model->sequence;
+    c.recompute = model->recompute;
     c.cp = model->cp;
     c.cp_form = model->cp_form;
     c.cp_order = model->cp_order;
