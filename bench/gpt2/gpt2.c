@@ -68,9 +68,10 @@ static void layer_forward(struct model *m, int64_t l)
     const struct gpt2_activations *a = &gpt2_of(m)->acts;
     const struct gpt2_statistics *s = &gpt2_of(m)->stats;
     const real *x = model_residual_before(m, l);
-    real *ln1 = a->ln1 + i * R * C, *qkv = a->qkv + j * BT * 3 * A;
-    real *atty = a->atty + i * BT * A, *residual2 = a->residual2 + i * R * C, *ln2 = a->ln2 + i * R * C;
-    real *fch = a->fch + j * BT * F, *fch_gelu = a->fch_gelu + i * BT * F;
+    real *ln1 = model_slice_of(a->ln1, i, R * C), *qkv = model_slice_of(a->qkv, j, BT * 3 * A);
+    real *atty = model_slice_of(a->atty, i, BT * A), *residual2 = model_slice_of(a->residual2, i, R * C),
+         *ln2 = model_slice_of(a->ln2, i, R * C);
+    real *fch = model_slice_of(a->fch, j, BT * F), *fch_gelu = model_slice_of(a->fch_gelu, i, BT * F);
     real *residual3 = m->acts.residual + l * R * C;
 
     LAYER(m, layernorm_forward, ln1, s->ln1_mean + i * R, s->ln1_rstd + i * R, x, p->ln1w + l * C,
@@ -123,10 +124,11 @@ static void layer_backward(struct model *m, int64_t l)
     const struct gpt2_statistics *s = &gpt2_of(m)->stats;
     const real *x = model_residual_before(m, l);
     real *dresidual = m->acts.dresidual, *dbtc = m->acts.dbtc;
-    const real *ln1 = a->ln1 + i * R * C, *qkv = a->qkv + j * BT * 3 * A;
-    const real *atty = a->atty + i * BT * A, *residual2 = a->residual2 + i * R * C, *ln2 = a->ln2 + i * R * C;
-    const real *fch = a->fch + j * BT * F, *fch_gelu = a->fch_gelu + i * BT * F;
-    real *dfch = a->dfch + k * model_apart(BT * F), *dqkv = a->dqkv + k * model_apart(BT * 3 * A);
+    const real *ln1 = model_slice_of(a->ln1, i, R * C), *qkv = model_slice_of(a->qkv, j, BT * 3 * A);
+    const real *atty = model_slice_of(a->atty, i, BT * A),
+               *residual2 = model_slice_of(a->residual2, i, R * C), *ln2 = model_slice_of(a->ln2, i, R * C);
+    const real *fch = model_slice_of(a->fch, j, BT * F), *fch_gelu = model_slice_of(a->fch_gelu, i, BT * F);
+    real *dfch = model_slice_of(a->dfch, k, BT * F), *dqkv = model_slice_of(a->dqkv, k, BT * 3 * A);
 
     const real *dout = model_all_rows(m, model_kept_gradient(m, 4 * l, dresidual));
     linear_gelu_backward(m, dfch, dout, C, model_of_layer(p->fcprojw, l, C * F), fch, F, C);
@@ -166,13 +168,13 @@ static void sizes_of(const struct model *m, const struct model_counts *n, int64_
             R = model_own_rows(m);
     int64_t A = model_part_channels(c), F = model_part_hidden(c);
     const int64_t a[GPT2_N_ACTIVATIONS] = {
-        L * R * C,                              /* ln1 */
-        L_first * BT * 3 * A,                   /* qkv */
-        L * BT * A,                             /* atty */
-        L * R * C,                              /* residual2 */
-        L * R * C,                              /* ln2 */
-        L_first * BT * F,                       /* fch */
-        L * BT * F,                             /* fch_gelu */
+        L * model_apart(R * C),                 /* ln1 */
+        L_first * model_apart(BT * 3 * A),      /* qkv */
+        L * model_apart(BT * A),                /* atty */
+        L * model_apart(R * C),                 /* residual2 */
+        L * model_apart(R * C),                 /* ln2 */
+        L_first * model_apart(BT * F),          /* fch */
+        L * model_apart(BT * F),                /* fch_gelu */
         n->head * R * C,                        /* lnf */
         n->gradients * model_apart(BT * 3 * A), /* dqkv */
         n->gradients * model_apart(BT * F),     /* dfch */

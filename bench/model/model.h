@@ -52,7 +52,7 @@
  *                          4*l to 4*l + 3 are of layer l, 4*L of the head and 4*L + 1 of the embedding
  *
  * These begin model_apart(R*C) elements apart. So each is aligned as a single array is, because the alignment
- * may decide how a GPU adds up.
+ * may decide how a GPU adds up. So do the activations inside layers.
  *
  * With config.recompute, layers have only embedded and residual for each micro-batch. The activations inside a
  * layer exist once, and backward computes them again (model_layer_backward). If a backward pass comes in two
@@ -90,11 +90,12 @@ struct model_block {
 /* How many arrays of each sort a block of memory has, for the sizes that a kind of model adds. */
 struct model_counts {
     /* Layers whose activations and statistics inside a layer it has; and the same of those that the part of
-     * backward for gradients of weights does not read. */
+     * backward for gradients of weights does not read. A layer's activations begin model_apart(n) elements
+     * after those of the layer before. */
     int64_t layers, first_part;
     /* 1: it has those of the head. */
     int64_t head;
-    /* Layers for whose gradients inside a layer it has buffers of backward, model_apart(n) elements apart. */
+    /* The same of gradients inside a layer, which are buffers of backward. */
     int64_t gradients;
 };
 

@@ -37,6 +37,12 @@ static void give_back(struct model *m, struct model_block *block)
     *block = (struct model_block){0};
 }
 
+static void close_block(struct model *m, struct model_kept *k)
+{
+    give_back(m, &k->acts_memory);
+    give_back(m, &k->stats_memory);
+}
+
 /* What a block of memory is for: the first micro-batch, which has the buffers that all micro-batches share,
  * another one, or layers between the two parts of a backward pass (config.recompute). */
 enum purpose { FIRST, NEXT, BETWEEN };
@@ -116,11 +122,16 @@ static int open_block(struct model *m, struct model_kept **list, int64_t *n, enu
     const struct model_counts counts = counts_of(m, purpose);
     int64_t acts[MODEL_MAX_ARRAYS], stats[MODEL_MAX_ARRAYS];
     ZR_TRY(ZR_GROW(*list, *n + 1, "%lld micro-batches", (long long)(*n + 1)));
-    struct model_kept *k = &(*list)[(*n)++];
+    struct model_kept *k = &(*list)[*n];
     *k = (struct model_kept){0};
     m->passes->sizes(m, &counts, acts, stats);
-    ZR_TRY(open_activations(m, k, purpose, &counts, acts));
-    return open_statistics(m, k, purpose, &counts, stats);
+    int err = open_activations(m, k, purpose, &counts, acts);
+    err = err ? err : open_statistics(m, k, purpose, &counts, stats);
+    if (err)
+        close_block(m, k);
+    else
+        ++*n;
+    return err;
 }
 
 int model_keep(struct model *m, int64_t n)
@@ -403,15 +414,6 @@ int64_t model_activation_bytes(const struct model *m)
     return bytes;
 }
 
-static void close_blocks(struct model *m, struct model_kept *list, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) {
-        give_back(m, &list[i].acts_memory);
-        give_back(m, &list[i].stats_memory);
-    }
-    free(list);
-}
-
 void model_close(struct model *m)
 {
     if (!m->compute)
@@ -421,8 +423,12 @@ void model_close(struct model *m)
     struct model_block *blocks[] = {&m->params_memory, &m->grads_memory, &m->losses_memory, &m->batch_memory};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         give_back(m, blocks[i]);
-    close_blocks(m, m->kept, m->n_kept);
-    close_blocks(m, m->between, m->n_between);
+    for (int64_t i = 0; i < m->n_kept; i++)
+        close_block(m, &m->kept[i]);
+    for (int64_t i = 0; i < m->n_between; i++)
+        close_block(m, &m->between[i]);
+    free(m->kept);
+    free(m->between);
     if (m->staged_memory.p)
         dev->ops->host_free(dev, m->staged_memory.p, m->staged_memory.bytes);
     dev->ops->event_close(m->sent[0]);

@@ -87,6 +87,12 @@ static inline int64_t model_gradient_slice(const struct model *m, int64_t l)
     return m->config.two_parts ? model_slice(m, l) : 0;
 }
 
+/* Slice i of such an array, with n elements in each. */
+static inline real *model_slice_of(real *array, int64_t i, int64_t n)
+{
+    return array + i * model_apart(n);
+}
+
 /* ---- attention, embedding and head ---- */
 
 /* Attention of layer l (context.h). */
