@@ -11,14 +11,21 @@ static void scale(struct model *m, real *x)
         llama_of(m)->layers->scale(m->compute, x, (float)lora_scale(c), model_own_tokens(m) * c->lora_rank));
 }
 
+void lora_hidden(struct model *m, const struct lora *x, const real *inp, int64_t C)
+{
+    if (!x->h)
+        return;
+    model_linear_forward(m, x->h, inp, x->a, NULL, C, m->config.lora_rank, /* add */ false);
+    scale(m, x->h);
+}
+
 void lora_forward(struct model *m, const struct lora *x, real *out, int64_t ld, const real *inp, int64_t C,
                   int64_t OC)
 {
     const int64_t LR = m->config.lora_rank;
     if (!x->h)
         return;
-    model_linear_forward(m, x->h, inp, x->a, NULL, C, LR, /* add */ false);
-    scale(m, x->h);
+    lora_hidden(m, x, inp, C);
     struct zr_gemm_args args = model_linear_args(m, out, x->h, x->b, NULL, LR, OC);
     args.ldc = ld;
     args.beta = 1.0f;

@@ -20,7 +20,9 @@ struct lora {
     real *h, *dh;
 };
 
-/* out (B*T, OC) += s * inp (B*T, C) * a^T * b^T. Rows of out are ld elements apart. */
+/* h = s * inp (B*T, C) * a^T. */
+void lora_hidden(struct model *m, const struct lora *x, const real *inp, int64_t C);
+/* The same, and out (B*T, OC) += h * b^T. Rows of out are ld elements apart. */
 void lora_forward(struct model *m, const struct lora *x, real *out, int64_t ld, const real *inp, int64_t C,
                   int64_t OC);
 /* dinp (B*T, C) += the gradient of inp, unless this part of backward computes gradients of weights only. */
