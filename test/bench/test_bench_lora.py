@@ -70,11 +70,12 @@ class Training(Case):
             runs = []
             for world, more in ((1, ['--accum=4']), (2, ['--stage=1', '--accum=2']), (2, ['--stage=2', '--accum=2']),
                                 (4, ['--stage=3', '--prefetch=0']), (2, ['--pp=2', '--accum=4', '--schedule=zero-bubble']),
-                                (4, ['--pp=2', '--stage=2', '--accum=2'])):
+                                (4, ['--pp=2', '--stage=2', '--accum=2']), (2, ['--stage=3', '--accum=2', '--recompute']),
+                                (2, ['--pp=2', '--accum=4', '--schedule=zero-bubble', '--recompute'])):
                 steps, summary = self.train(world, folder_of(name), f'--lora={RANK}', f'--dtype={dtype}', *more)
                 self.assertEqual(summary['bytes'], summary['planned_bytes'])
                 runs.append(([s['loss'] for s in steps], summary['state_sha256']))
-            self.assertEqual(runs[1:], runs[:1] * 5, name)
+            self.assertEqual(runs[1:], runs[:1] * 7, name)
             self.assertLess(runs[0][0][-1], runs[0][0][0])
 
     def test_other_axes_compute_the_same(self):
