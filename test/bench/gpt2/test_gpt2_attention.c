@@ -15,6 +15,13 @@
 #define TOLERANCE 4e-6
 #endif
 
+/* The stand-in for a GPU is slow. There some tests have fewer ranks or repetitions of each shape. */
+#ifdef MODEL_TEST_STAND_IN
+#define STAND_IN true
+#else
+#define STAND_IN false
+#endif
+
 struct shape {
     int64_t B, T, NH, HS;
     float spread;      /* of the scores: a large spread leaves a single weight above 0 */
@@ -241,8 +248,9 @@ static void compare(const struct problem *p, const char *what, int of, const dou
             error += d * d;
             size += x * x;
         }
-        /* 0.1: where a query sees one key, gradients are differences of equal terms of this order;
-         * longer sums differ more */
+        /* Where a query sees one key, dq is a difference of two equal sums of HS terms of order 1. Rounding
+         * their additions to fp32 leaves 0.4 * HS * 2^-24 of it in the mean. That is 0.1 of the tolerance of
+         * f32 for 64 channels, and 0.2 for 128, for which the bound is twice as much. */
         if (!(sqrt(error) <=
               tolerance * (sqrt(size) + sqrt(square) + 0.1 * fmax(1, (double)(HS * HS) / 4096))))
             fail_msg(
@@ -297,15 +305,27 @@ static void compare_grads(const struct problem *p, const struct call *c, struct 
  * once, and multiplies 32 or 16. For heads of more than 64 channels its tiles are 64 tokens, and it fetches
  * 32 or 16. The shapes have less than each of these, whole ones, and partial ones. The kernel works on 1024
  * tiles at once; one shape has more. Products take at most 1024 keys. */
+#define MANY_TILES                                                                                           \
+    {                                                                                                        \
+        STAND_IN ? 114 : 57, STAND_IN ? 9 : 129, 9, 16, 1, STAND_IN ? 4 : 40                                 \
+    }
 static const struct shape shapes[] = {
-    {2, 1, 1, 16, 1, 0},     {1, 2, 3, 32, 1, 0},       {2, 15, 2, 64, 1, 4},      {1, 63, 2, 16, 1, 0},
-    {2, 64, 1, 32, 1, 9},    {1, 65, 2, 64, 1, 0},      {1, 130, 2, 16, 1, 0},     {1, 150, 1, 32, 1, 40},
-    {1, 193, 1, 64, 1, 0},   {1, 257, 2, 64, 1, 0},     {1, 384, 1, 32, 1, 0},     {1, 300, 1, 64, 1, 70},
-    {1, 80, 2, 64, 4, 0},    {57, 129, 9, 16, 1, 40},   {1, 96, 1, 16, 30, 0},     {3, 70, 2, 11, 1, 0},
-    {2, 200, 3, 24, 1, 50},  {1, 1100, 1, 16, 1, 0},    {2, 1300, 1, 16, 1, 300},  {1, 2, 2, 128, 1, 0, 1},
-    {1, 193, 2, 80, 1, 0},   {1, 130, 1, 96, 1, 30},    {1, 193, 1, 128, 1, 0},    {1, 80, 1, 128, 4, 0},
-    {2, 70, 6, 16, 1, 0, 2}, {1, 257, 4, 64, 1, 0, 1},  {2, 70, 4, 128, 1, 40, 2}, {1, 100, 4, 80, 1, 0, 2},
-    {1, 70, 6, 96, 1, 0, 2}, {2, 200, 4, 24, 1, 50, 2}, {1, 1100, 2, 16, 1, 0, 1},
+    {2, 1, 1, 16, 1, 0},       {1, 2, 3, 32, 1, 0},
+    {2, 15, 2, 64, 1, 4},      {1, 63, 2, 16, 1, 0},
+    {2, 64, 1, 32, 1, 9},      {1, 65, 2, 64, 1, 0},
+    {1, 130, 2, 16, 1, 0},     {1, 150, 1, 32, 1, 40},
+    {1, 193, 1, 64, 1, 0},     {1, 257, 2, 64, 1, 0},
+    {1, 384, 1, 32, 1, 0},     {1, 300, 1, 64, 1, 70},
+    {1, 80, 2, 64, 4, 0},      MANY_TILES,
+    {1, 96, 1, 16, 30, 0},     {3, 70, 2, 11, 1, 0},
+    {2, 200, 3, 24, 1, 50},    {1, 1100, 1, 16, 1, 0},
+    {2, 1300, 1, 16, 1, 300},  {1, 2, 2, 128, 1, 0, 1},
+    {1, 193, 2, 80, 1, 0},     {1, 130, 1, 96, 1, 30},
+    {1, 193, 1, 128, 1, 0},    {1, 80, 1, 128, 4, 0},
+    {2, 70, 6, 16, 1, 0, 2},   {1, 257, 4, 64, 1, 0, 1},
+    {2, 70, 4, 128, 1, 40, 2}, {1, 100, 4, 80, 1, 0, 2},
+    {1, 70, 6, 96, 1, 0, 2},   {2, 200, 4, 24, 1, 50, 2},
+    {1, 1100, 2, 16, 1, 0, 1},
 };
 #define N_SHAPES (sizeof shapes / sizeof *shapes)
 
@@ -368,7 +388,8 @@ static void test_slices(void **state)
         int n = n_held;
         for (int64_t k = 0; k < 4 * 2 * 8 + 20; k++, let_go(n)) {
             int64_t cp = cps[k % 4], rank = k / 8;
-            if (k < 64 && rank >= cp)
+            bool chosen = k < 64 ? rank == (k % 8 + (int64_t)i) % cp : k < 68;
+            if ((k < 64 && rank >= cp) || (STAND_IN && !chosen))
                 continue;
             struct model_rows rows = k < 64 ? rows_of_rank(p.s.T, cp, rank, k / 4 % 2) : random_rows(p.s.T);
             struct call part = open_call(&p, rows, all);
@@ -407,6 +428,8 @@ static void test_gathered(void **state)
                                        {1, 140, 6, 24, 1, 20, 2}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
         for (int64_t cp = 2; cp <= 3; cp++) {
+            if (STAND_IN && cp != 2 + (int64_t)i % 2)
+                continue;
             struct problem p = draw(cut[i]);
             const struct model_rows all = all_rows(p.s.T);
             struct array sums[N_OF_QKV];
@@ -531,6 +554,8 @@ static void test_ring(void **state)
                                        {2, 100, 6, 24, 1, 30, 3}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
         for (int64_t cp = 2; cp <= 4; cp++) {
+            if (STAND_IN && cp != 2 + (int64_t)i % 3)
+                continue;
             struct problem p = draw(cut[i]);
             solve(&p);
             run_ring(&p, cp, (cp + (int64_t)i) % 2);
@@ -586,7 +611,7 @@ static void test_documents(void **state)
     static const struct shape cut[] = {
         {2, 96, 2, 16, 1, 9}, {1, 300, 2, 64, 1, 60}, {2, 1200, 1, 24, 1, 200}, {2, 70, 4, 128, 1, 20, 2}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < (STAND_IN ? 1 : 4); k++) {
             struct problem p = draw(cut[i]);
             struct call before = open_whole(&p), after = open_whole(&p);
             forward(&before, false);

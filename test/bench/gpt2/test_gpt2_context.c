@@ -52,8 +52,8 @@ struct member {
     /* (B, context) The losses of this rank's tokens, at their places in the whole rows. */
     double *losses, loss;
     void (*run)(struct member *r);
-    /* Attention's arrays of whole rows, (B, context, ...): inputs; and results, of which a rank writes its own
-     * tokens. */
+    /* Arrays of attention, (B, context, ...). A rank reads its tokens of the first two, and writes those of
+     * the others. */
     const real *qkv, *datty;
     real *atty, *dqkv;
     /* Bytes that this rank received of others. */
@@ -580,8 +580,8 @@ static void close_rows(struct member *r, real *there, real *whole, int64_t width
     free(own);
 }
 
-/* Of a block of memory, only the bytes from `first` to `end` were written. The last of them were, if `used`:
- * rounding leaves at most 127 elements at the end. */
+/* Checks that only the bytes from `first` on were written in a block of memory. If rounding is not negative,
+ * the last of these bytes were written too, but for less than `rounding` at the end. */
 static void check_written(struct member *r, const struct model_block *block, const void *first, int64_t bytes,
                           int64_t rounding, const char *what)
 {
@@ -783,7 +783,8 @@ static void test_grouped_heads(void **state)
     }
 }
 
-/* What divides the heads of queries may not divide those of keys. */
+/* The sizes that ranks must divide are named. Some ranks divide the heads of queries, but not those of
+ * keys. */
 static void test_faults(void **state)
 {
     (void)state;
