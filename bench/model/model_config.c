@@ -4,8 +4,12 @@
  * two CPU cores. */
 #include "bench/model/model_config.h"
 #include "bench/gpt2/gpt2_ops.h"
+#include "bench/llama/llama_ops.h"
+#include "kernels/error.h"
 
 #include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
 
 enum { NANO, M124, M355, M774, B1_5 };
 
@@ -44,6 +48,38 @@ int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *num
 static int64_t larger(int64_t a, int64_t b)
 {
     return a > b ? a : b;
+}
+
+/* C, divided over the ranks whose rows between products are split. */
+static int64_t own_channels(const struct model_config *c)
+{
+    return c->sequence ? model_part(c, c->channels) : c->channels;
+}
+
+/* What a stage would keep with another number of layers. */
+static int64_t kept_with(const struct model_config *stage, int64_t layers)
+{
+    struct model_config c = *stage;
+    c.layers = layers;
+    return c.ops->kept_elems(&c);
+}
+
+int64_t model_layer_elems(const struct model_config *stage)
+{
+    return stage->recompute ? kept_with(stage, 1) - kept_with(stage, 0) - own_channels(stage) : 0;
+}
+
+int64_t model_kept_elems(const struct model_config *stage)
+{
+    return kept_with(stage, stage->layers) - stage->layers * model_layer_elems(stage);
+}
+
+int64_t model_most_bytes(const struct model_config *c, int64_t B, int64_t element_bytes)
+{
+    struct model_config full = *c;
+    full.layers = c->recompute ? 1 : c->layers;
+    return c->ops->most_bytes(&full, B, element_bytes) +
+           (c->layers - full.layers) * B * c->context * c->channels * element_bytes;
 }
 
 /* The layout is that of context.c's buffers. */
@@ -136,25 +172,49 @@ bool model_cp_fault(const struct model_config *c, char *text, size_t n)
     return *text;
 }
 
+/* The config.json of the folder that --model names. A command has one model. */
+static struct hf_config folder_sizes;
+
+/* Reads the name of a preset, or else that of a folder. */
+static error_t read_model(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    struct model_options *m = to;
+    char names[256] = "";
+    struct stat file;
+    m->dir = NULL;
+    for (const struct option_word *p = preset_names; p->word; p++) {
+        if (strcmp(p->word, arg) != 0)
+            continue;
+        m->preset = p->value;
+        return 0;
+    }
+    if (strchr(arg, '/') || (!stat(arg, &file) && S_ISDIR(file.st_mode))) {
+        m->dir = arg;
+        return 0;
+    }
+    for (const struct option_word *p = preset_names; p->word; p++)
+        option_list(names, sizeof names, p->word, !p[1].word);
+    return option_fault(state, "--%s: '%s' is no folder, and not %s", row->name, arg, names);
+}
+
 #define OPTION_STRUCT struct model_options
 static const struct option_row rows[] = {
-    {"model", "NAME", "gpt2-nano (default), gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B",
-     OPTION_WORD(preset, preset_names)},
+    {"model", "NAME|DIR",
+     "gpt2-nano (default), gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B; or the folder of a Llama, Mistral, "
+     "Qwen2 or Qwen3, as Hugging Face's libraries write it",
+     OPTION_BY(read_model)},
     {"layers", "N", "Transformer blocks, instead of the model's own number",
      OPTION_INT(own.layers, 1, 10000)},
     {"heads", "N", "Attention heads", OPTION_INT(own.heads, 1, 10000)},
     {"channels", "N", "Width of the model, a multiple of the heads", OPTION_INT(own.channels, 1, 1000000)},
-    {"context", "N", "Tokens in a row", OPTION_INT(own.context, 1, 1000000)},
+    {"context", "N", "Tokens in a row (the model's own; of a folder's model at most 1024)",
+     OPTION_INT(own.context, 1, 1000000)},
     {"vocab", "N", "Token ids; training on bytes needs 256", OPTION_INT(own.vocab, 1, 100000000)},
     {0},
 };
 
-/* Makes config of the preset and of own. Sizes replace those of the preset, wherever they stand on the
- * command line. Commands may add tp, sequence, cp, documents and label_smoothing to own by options that other
- * tables do not have. */
-static error_t finish(struct argp_state *state, void *options)
+static error_t take_preset(struct argp_state *state, struct model_options *m)
 {
-    struct model_options *m = options;
     struct model_config *c = &m->config;
     const struct model_config *own = &m->own;
     bool custom = own->layers || own->heads || own->channels || own->vocab;
@@ -166,6 +226,51 @@ static error_t finish(struct argp_state *state, void *options)
     c->channels = own->channels ? own->channels : c->channels;
     c->context = own->context ? own->context : c->context;
     c->vocab = own->vocab ? own->vocab : c->vocab;
+    if (c->channels % c->heads)
+        return option_fault(state, "--channels: %lld is not a multiple of the %lld heads",
+                            (long long)c->channels, (long long)c->heads);
+    return 0;
+}
+
+/* The sizes are those of the folder. A row may be shorter, and layers may be fewer. */
+static error_t take_folder(struct argp_state *state, struct model_options *m)
+{
+    struct model_config *c = &m->config;
+    const struct model_config *own = &m->own;
+    const char *slash = strrchr(m->dir, '/');
+    if (hf_config_read(&folder_sizes, m->dir))
+        return option_fault(state, "--model: %s", zr_error_text());
+    if (own->heads || own->channels || own->vocab)
+        return option_fault(state, "--%s: is of the folder of --model",
+                            own->heads      ? "heads"
+                            : own->channels ? "channels"
+                                            : "vocab");
+    *c = llama_sizes(&folder_sizes);
+    if (own->context > c->context || own->layers > c->layers)
+        return option_fault(state, "--%s: the model of %s has %lld at most",
+                            own->context > c->context ? "context" : "layers", m->dir,
+                            (long long)(own->context > c->context ? c->context : c->layers));
+    c->context = own->context ? own->context : c->context < 1024 ? c->context : 1024;
+    c->layers = own->layers ? own->layers : c->layers;
+    m->name = slash && slash[1] ? slash + 1 : m->dir;
+    m->default_lr = 2e-5;
+    if (*folder_sizes.ignored)
+        fprintf(stderr, "%s/" HF_CONFIG_FILE ": not known here, and not used: %s\n", m->dir,
+                folder_sizes.ignored);
+    return 0;
+}
+
+/* Makes config of the preset or folder and of own. Sizes replace those of the preset, wherever they stand on the
+ * command line. Commands may add tp, sequence, cp, documents and label_smoothing to own by options that other
+ * tables do not have. */
+static error_t finish(struct argp_state *state, void *options)
+{
+    struct model_options *m = options;
+    struct model_config *c = &m->config;
+    const struct model_config *own = &m->own;
+    error_t err = m->dir ? take_folder(state, m) : take_preset(state, m);
+    if (err)
+        return err;
     c->label_smoothing = own->label_smoothing;
     c->tp = own->tp;
     c->sequence = own->sequence;
@@ -174,9 +279,7 @@ static error_t finish(struct argp_state *state, void *options)
     c->cp_order = own->cp_order;
     c->cp_heads = own->cp_heads;
     c->documents = own->documents;
-    if (c->channels % c->heads)
-        return option_fault(state, "--channels: %lld is not a multiple of the %lld heads",
-                            (long long)c->channels, (long long)c->heads);
+    c->recompute = own->recompute;
     return 0;
 }
 

@@ -3,6 +3,8 @@
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/compute.h"
+#include "bench/llama/hf_config.h"
+#include "bench/llama/hf_folder.h"
 #include "bench/report/plot.h"
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/train.h"
@@ -90,6 +92,18 @@ static error_t finish_rate(struct argp_state *state, struct train_options *o)
     return 0;
 }
 
+/* A folder's weights are where training begins, if it has any. */
+static error_t finish_folder(struct argp_state *state, struct train_options *o)
+{
+    const struct model_config *c = &o->model.config;
+    if (o->export_to && c->layers != c->hf->layers)
+        return option_fault(state, "--layers: with --export it must be the %lld of the folder's config.json",
+                            (long long)c->hf->layers);
+    if (!o->import_from && !o->plain && hf_folder_has_weights(o->model.dir))
+        o->import_from = o->model.dir;
+    return 0;
+}
+
 /* Fills in what was not given, and refuses options that do not go together. */
 static error_t finish(struct argp_state *state, void *options)
 {
@@ -102,6 +116,8 @@ static error_t finish(struct argp_state *state, void *options)
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
     error_t err = check_data(state, o);
     err = err ? err : finish_rate(state, o);
+    if (!err && o->model.dir)
+        err = finish_folder(state, o);
     if (err)
         return err;
     if (!o->save && (o->save_every || o->keep || o->save_async || o->keep_best ||
@@ -230,6 +246,7 @@ static const struct option_row rows[] = {
      OPTION_TEXT(schedule_file)},
     {"sequence-parallel", NULL, "With --tp: rows of embeddings, sums and norms are cut over the N, too",
      OPTION_FLAG(model.own.sequence)},
+    MODEL_RECOMPUTE_ROW(model.),
     {"prefetch", "N", "Units gathered ahead (2)", OPTION_INT(prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", OPTION_BYTES(budget, 1)},
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)",
@@ -251,7 +268,8 @@ static const struct option_row rows[] = {
      "Go on from a checkpoint, or the latest in DIR; latest: that of --save, or from the start if there is "
      "none yet",
      OPTION_TEXT(load)},
-    {"import", "DIR", "Begin with these weights, as zero-bench export and Hugging Face's GPT-2 have them",
+    {"import", "DIR",
+     "Begin with these weights, under Hugging Face's names (those of the folder that --model names)",
      OPTION_TEXT(import_from)},
     {"export", "DIR", "At the end, write the weights alone, as zero-bench export does of a checkpoint",
      OPTION_TEXT(export_to)},
@@ -274,7 +292,8 @@ static const struct option_row rows[] = {
 
 static const struct option_table table = {
     .rows = rows,
-    .doc = "Trains a GPT-2 on the bytes of text files, or on files of tokens, on as many ranks as zero-run "
+    .doc = "Trains a GPT-2 or a Llama on the bytes of text files, or on files of tokens, on as many ranks as "
+           "zero-run "
            "(or torchrun, mpirun, srun) starts.",
     .args_doc = "[PATH...]",
     .read_word = add_file,
