@@ -100,9 +100,9 @@ struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int6
                                                 model_apart(larger(all, 2 * all_kv)) +
                                                 model_apart(tokens * heads)};
     default:
-        return (struct model_cp_room){.reals = model_apart(larger(2 * c->cp * some_kv, some)) +
-                                               model_apart(2 * c->cp * some_kv) +
-                                               (n < heads ? 2 * model_apart(some) : 0),
+        return (struct model_cp_room){.reals =
+                                          larger(2 * model_apart(2 * c->cp * some_kv), model_apart(some)) +
+                                          (n < heads ? 2 * model_apart(some) : 0),
                                       .floats = 2 * model_apart(2 * c->cp * some_kv) + model_apart(some)};
     }
 }
