@@ -137,6 +137,16 @@ static int copy_config(const char *from, const char *to, enum zero_dtype dtype)
     return w.f ? end_file(&w, err) : err;
 }
 
+bool hf_folder_has_weights(const char *dir)
+{
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    char path[PATH_BYTES];
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!join(path, dir, "", names[i]) && !access(path, F_OK))
+            return true;
+    return false;
+}
+
 int hf_folder_copy(const char *from, const char *to, enum zero_dtype dtype)
 {
     ZR_TRY(copy_config(from, to, dtype));

@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hf_folder.h: makes of exported weights a folder that Hugging Face's libraries load. */
+/* hf_folder.h: what beside weights and config.json belongs to a folder that Hugging Face's libraries load. */
 #ifndef ZERO_BENCH_HF_FOLDER_H
 #define ZERO_BENCH_HF_FOLDER_H
 
 #include "zero/types.h"
+
+#include <stdbool.h>
+
+/* Whether there are weights in folder dir: model.safetensors, or an index of several files. */
+bool hf_folder_has_weights(const char *dir);
 
 /* Copies config.json from folder `from` to folder `to`, which zero_export has made, and sets the dtype of the
  * exported weights in it. Also copies generation_config.json, the tokenizer's files and chat templates, if

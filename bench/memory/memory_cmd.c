@@ -99,9 +99,7 @@ static error_t check_numbers(struct argp_state *state, const struct memory_optio
     long long tp = (long long)tp_of(o), pp = (long long)o->pp, stages = pp * (long long)o->stages_per_rank;
     long long cp = (long long)cp_of(o), tokens = (long long)(o->batch * model_own_context(c));
     char fault[128];
-    if (c->heads % tp)
-        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, (long long)c->heads);
-    if (model_cp_fault(c, fault, sizeof fault))
+    if (model_tp_fault(c, fault, sizeof fault) || model_cp_fault(c, fault, sizeof fault))
         return option_fault(state, "%s", fault);
     if (c->sequence && tokens % tp)
         return option_fault(state,

@@ -159,9 +159,13 @@ static void add_sizes(struct command *a, const struct memory_runs *runs)
     add_number(a, "batch", runs->o->batch);
     add_number(a, "accum", runs->o->accum);
     add_number(a, "layers", c->layers);
+    add_number(a, "context", c->context);
+    if (c->hf) {
+        add(a, "--model=%s", runs->o->model.dir);
+        return;
+    }
     add_number(a, "heads", c->heads);
     add_number(a, "channels", c->channels);
-    add_number(a, "context", c->context);
     add_number(a, "vocab", c->vocab);
 }
 

@@ -2,9 +2,10 @@
 /* context.c: attention of one rank, and the three forms of context.h.
  *
  * A plane has one of queries, keys or values of some heads, or their gradient: (B, T, n*HS) of this rank's
- * tokens, or (B, context, n*HS) of the whole rows. Between ranks planes travel in the order of ranks.
- * Attention takes whole rows in their own order, so planes are put into it after they were received, and
- * taken apart before they are sent. */
+ * tokens, or (B, context, n*HS) of the whole rows. Planes of keys and values are smaller than those of the
+ * queries that use them if heads of queries share heads of keys. Between ranks planes travel in the order of
+ * ranks. Attention takes whole rows in their own order, so planes are put into it after they were received,
+ * and taken apart before they are sent. */
 #include "bench/model/model.h"
 #include "kernels/alloc.h"
 
@@ -35,7 +36,7 @@ static int64_t floats_of(int64_t n)
 /* Elements of a plane with n heads. */
 static int64_t own_plane(const struct model *m, int64_t n)
 {
-    return model_own_tokens(m) * n * (m->config.channels / m->config.heads);
+    return model_own_tokens(m) * n * model_head_size(&m->config);
 }
 
 static int64_t whole_plane(const struct model *m, int64_t n)
@@ -43,7 +44,43 @@ static int64_t whole_plane(const struct model *m, int64_t n)
     return m->config.cp * own_plane(m, n);
 }
 
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The heads of keys that n heads of queries use. n is a multiple of the heads that share one. */
+static int64_t kv_heads_for(const struct model *m, int64_t n)
+{
+    return n / model_sharing_heads(&m->config);
+}
+
+/* The first columns of the keys and of the values in a row of qkv that a head of queries uses. */
+static int64_t key_column(const struct model *m, int64_t head)
+{
+    return model_part_channels(&m->config) + kv_heads_for(m, head) * model_head_size(&m->config);
+}
+
+static int64_t value_column(const struct model *m, int64_t head)
+{
+    return key_column(m, head) + model_part_kv_channels(&m->config);
+}
+
 /* ---- moving rows ---- */
+
+/* Planes that travel together: their number, and the heads of each. */
+struct planes {
+    int n;
+    int64_t heads[3];
+};
+
+static int64_t all_heads(const struct planes *p)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < p->n; i++)
+        sum += p->heads[i];
+    return sum;
+}
 
 static int copy_rows(struct model *m, void *dst, int64_t dst_stride, const void *src, int64_t src_stride,
                      int64_t n_rows, int64_t row_bytes)
@@ -80,15 +117,17 @@ static int move_rows(struct model *m, int32_t c, void *whole, void *plane, int64
     return 0;
 }
 
-/* The same for n_planes planes of n heads of every rank: ranks has them in the order (cp, n_planes). */
-static int move_planes(struct model *m, void *whole, void *ranks, int64_t n, int n_planes,
+/* The same for several planes of every rank: ranks has all planes of the first rank, then those of the next,
+ * and whole has planes of whole rows. */
+static int move_planes(struct model *m, void *whole, void *ranks, const struct planes *p,
                        int64_t element_bytes, bool back)
 {
-    int64_t own = own_plane(m, n) * element_bytes, row = own / model_own_tokens(m);
+    const int64_t all = all_heads(p), head_bytes = model_head_size(&m->config) * element_bytes;
     for (int32_t c = 0; c < m->config.cp; c++)
-        for (int p = 0; p < n_planes; p++)
-            ZR_TRY(move_rows(m, c, (char *)whole + p * whole_plane(m, n) * element_bytes,
-                             (char *)ranks + (c * n_planes + p) * own, row, back));
+        for (int64_t i = 0, before = 0; i < p->n; before += p->heads[i++])
+            ZR_TRY(move_rows(m, c, (char *)whole + whole_plane(m, before) * element_bytes,
+                             (char *)ranks + own_plane(m, c * all + before) * element_bytes,
+                             p->heads[i] * head_bytes, back));
     return 0;
 }
 
@@ -114,8 +153,8 @@ static struct model_attention_args attention_of(const struct model *m, int64_t n
     return (struct model_attention_args){.B = m->B,
                                          .T = m->config.context,
                                          .NH = n_heads,
-                                         .n_kv = n_heads,
-                                         .HS = m->config.channels / m->config.heads,
+                                         .n_kv = kv_heads_for(m, n_heads),
+                                         .HS = model_head_size(&m->config),
                                          .queries = queries,
                                          .keys = keys,
                                          .document_start = m->batch.document_start,
@@ -132,13 +171,12 @@ static struct model_rows whole_rows(const struct model *m)
 
 static struct model_attention_args own_attention(const struct model *m, const real *qkv)
 {
-    int64_t A = model_part_channels(&m->config);
     struct model_attention_args args =
         attention_of(m, model_part_heads(&m->config), whole_rows(m), whole_rows(m));
     args.q = qkv;
-    args.k = qkv + A;
-    args.v = qkv + 2 * A;
-    args.q_row = args.kv_row = 3 * A;
+    args.k = qkv + key_column(m, 0);
+    args.v = qkv + value_column(m, 0);
+    args.q_row = args.kv_row = model_part_qkv(&m->config);
     return args;
 }
 
@@ -151,19 +189,22 @@ static int own_forward(struct model *m, real *atty, float *logsum, real *qkv)
 static int own_backward(struct model *m, real *dqkv, const real *datty, const real *atty, const float *logsum,
                         const real *qkv)
 {
-    int64_t A = model_part_channels(&m->config);
     const struct model_attention_args args = own_attention(m, qkv);
-    const struct model_attention_grads grads = {
-        .dq = dqkv, .dk = dqkv + A, .dv = dqkv + 2 * A, .dq_row = 3 * A, .dkv_row = 3 * A};
+    const struct model_attention_grads grads = {.dq = dqkv,
+                                                .dk = dqkv + key_column(m, 0),
+                                                .dv = dqkv + value_column(m, 0),
+                                                .dq_row = args.q_row,
+                                                .dkv_row = args.kv_row};
     return model_attention_backward(m->compute, &args, datty, atty, logsum, m->stats.dots, &grads);
 }
 
 /* ---- the gather form ---- */
 
-/* Its buffers, for n heads at a time. */
+/* Its buffers, for n heads of queries and kv heads of keys at a time. */
 struct gathered {
-    int64_t n;
-    /* Keys and values: (cp, 2) planes of ranks, and 2 planes of whole rows. */
+    int64_t n, kv;
+    /* Keys and values: (cp, 2) planes of ranks, and 2 planes of whole rows. `ranks` is also a buffer for one
+     * plane of queries. */
     real *ranks, *whole;
     /* Planes of the results of some heads, and of their gradient; if n is not all heads. */
     real *y, *dy;
@@ -174,41 +215,40 @@ struct gathered {
 static struct gathered open_gathered(const struct model *m)
 {
     int64_t heads = model_part_heads(&m->config), n = m->config.cp_heads ? m->config.cp_heads : heads;
-    int64_t planes = model_apart(2 * whole_plane(m, n)), own = model_apart(own_plane(m, n));
-    struct gathered g = {.n = n, .ranks = m->acts.shared, .dwhole = m->stats.shared};
-    g.whole = g.ranks + planes;
-    g.y = n < heads ? g.whole + planes : NULL;
+    int64_t kv = kv_heads_for(m, n), planes = 2 * whole_plane(m, kv), own = model_apart(own_plane(m, n));
+    struct gathered g = {.n = n, .kv = kv, .ranks = m->acts.shared, .dwhole = m->stats.shared};
+    g.whole = g.ranks + model_apart(larger(planes, own_plane(m, n)));
+    g.y = n < heads ? g.whole + model_apart(planes) : NULL;
     g.dy = n < heads ? g.y + own : NULL;
-    g.dranks = g.dwhole + planes;
-    g.dq = g.dranks + planes;
+    g.dranks = g.dwhole + model_apart(planes);
+    g.dq = g.dranks + model_apart(planes);
     return g;
 }
 
-/* Gathers keys and values of g->n heads from head `first` on, and returns attention to them. */
+/* Gathers the keys and values of g->n heads of queries from head `first` on, and returns attention to
+ * them. */
 static int gather_heads(struct model *m, const struct gathered *g, int64_t first, const real *qkv,
                         struct model_attention_args *out)
 {
-    int64_t A = model_part_channels(&m->config), HS = m->config.channels / m->config.heads;
-    int64_t plane = own_plane(m, g->n);
+    int64_t row = model_part_qkv(&m->config), HS = model_head_size(&m->config), plane = own_plane(m, g->kv);
     real *own = g->ranks + m->cp.part * 2 * plane;
-    qkv += first * HS;
-    ZR_TRY(take_columns(m, own, qkv + A, 3 * A, g->n));
-    ZR_TRY(take_columns(m, own + plane, qkv + 2 * A, 3 * A, g->n));
+    ZR_TRY(take_columns(m, own, qkv + key_column(m, first), row, g->kv));
+    ZR_TRY(take_columns(m, own + plane, qkv + value_column(m, first), row, g->kv));
     TRY_SHARED(m, m->cp.gather(m->cp.arg, g->ranks, own, 2 * plane));
-    ZR_TRY(move_planes(m, g->whole, g->ranks, g->n, 2, REAL, false));
+    ZR_TRY(move_planes(m, g->whole, g->ranks, &(struct planes){2, {g->kv, g->kv}}, REAL, false));
     *out = attention_of(m, g->n, model_rows_of(m, m->cp.part), whole_rows(m));
-    out->q = qkv;
-    out->q_row = 3 * A;
+    out->q = qkv + first * HS;
+    out->q_row = row;
     out->k = g->whole;
-    out->v = g->whole + whole_plane(m, g->n);
-    out->kv_row = g->n * HS;
+    out->v = g->whole + whole_plane(m, g->kv);
+    out->kv_row = g->kv * HS;
     return 0;
 }
 
 static int gather_forward(struct model *m, real *atty, float *logsum, real *qkv)
 {
     const struct gathered g = open_gathered(m);
-    int64_t A = model_part_channels(&m->config), HS = m->config.channels / m->config.heads;
+    int64_t A = model_part_channels(&m->config), HS = model_head_size(&m->config);
     struct model_attention_args args;
     for (int64_t first = 0; first < model_part_heads(&m->config); first += g.n) {
         ZR_TRY(gather_heads(m, &g, first, qkv, &args));
@@ -221,24 +261,24 @@ static int gather_forward(struct model *m, real *atty, float *logsum, real *qkv)
 }
 
 /* Gradients of keys and values go back to the ranks that have the tokens. Each receives their sum. */
-static int scatter_heads(struct model *m, const struct gathered *g, real *dqkv)
+static int scatter_heads(struct model *m, const struct gathered *g, int64_t first, real *dqkv)
 {
-    int64_t A = model_part_channels(&m->config), plane = own_plane(m, g->n);
+    int64_t row = model_part_qkv(&m->config), plane = own_plane(m, g->kv);
     float *own = g->dranks + m->cp.part * 2 * plane;
-    ZR_TRY(move_planes(m, g->dwhole, g->dranks, g->n, 2, sizeof(float), true));
+    ZR_TRY(move_planes(m, g->dwhole, g->dranks, &(struct planes){2, {g->kv, g->kv}}, sizeof(float), true));
     TRY_SHARED(m, m->cp.scatter(m->cp.arg, own, g->dranks, 2 * plane));
-    ZR_TRY(round_columns(m, dqkv, 3 * A, g->dq, g->ranks, g->n));
-    ZR_TRY(round_columns(m, dqkv + A, 3 * A, own, g->ranks, g->n));
-    return round_columns(m, dqkv + 2 * A, 3 * A, own + plane, g->ranks, g->n);
+    ZR_TRY(round_columns(m, dqkv + first * model_head_size(&m->config), row, g->dq, g->ranks, g->n));
+    ZR_TRY(round_columns(m, dqkv + key_column(m, first), row, own, g->ranks, g->kv));
+    return round_columns(m, dqkv + value_column(m, first), row, own + plane, g->ranks, g->kv);
 }
 
 static int gather_backward(struct model *m, real *dqkv, const real *datty, const real *atty,
                            const float *logsum, const real *qkv)
 {
     const struct gathered g = open_gathered(m);
-    int64_t A = model_part_channels(&m->config), HS = m->config.channels / m->config.heads;
+    int64_t A = model_part_channels(&m->config), HS = model_head_size(&m->config);
     const struct model_attention_grads grads = {
-        .dq32 = g.dq, .dk32 = g.dwhole, .dv32 = g.dwhole + whole_plane(m, g.n)};
+        .dq32 = g.dq, .dk32 = g.dwhole, .dv32 = g.dwhole + whole_plane(m, g.kv)};
     struct model_attention_args args;
     for (int64_t first = 0; first < model_part_heads(&m->config); first += g.n) {
         ZR_TRY(gather_heads(m, &g, first, qkv, &args));
@@ -246,114 +286,138 @@ static int gather_backward(struct model *m, real *dqkv, const real *datty, const
             ZR_TRY(take_columns(m, g.y, atty + first * HS, A, g.n));
             ZR_TRY(take_columns(m, g.dy, datty + first * HS, A, g.n));
         }
-        ZR_TRY(zero_floats(m, g.dwhole, 2 * whole_plane(m, g.n)));
+        ZR_TRY(zero_floats(m, g.dwhole, 2 * whole_plane(m, g.kv)));
         ZR_TRY(zero_floats(m, g.dq, own_plane(m, g.n)));
         ZR_TRY(model_attention_backward(m->compute, &args, g.dy ? g.dy : datty, g.y ? g.y : atty,
                                         logsum + first * model_own_tokens(m), m->stats.dots, &grads));
-        ZR_TRY(scatter_heads(m, &g, dqkv + first * HS));
+        ZR_TRY(scatter_heads(m, &g, first, dqkv));
     }
     return 0;
 }
 
 /* ---- the exchange form ---- */
 
-/* The heads that a rank attends for, of all tokens. */
+/* The heads of queries and of keys that a rank attends for, of all tokens. */
 static int64_t exchanged_heads(const struct model *m)
 {
     return model_part_heads(&m->config) / m->config.cp;
 }
 
-/* Its two buffers, of 3 planes of all heads each. */
+static int64_t exchanged_kv_heads(const struct model *m)
+{
+    return kv_heads_for(m, exchanged_heads(m));
+}
+
+/* Its two buffers. Each has room for queries, keys and values of all heads, and for the results and their
+ * gradient. */
 static real *exchange_buffer(const struct model *m, int i)
 {
-    return m->acts.shared + i * model_apart(own_plane(m, 3 * model_part_heads(&m->config)));
+    int64_t heads = model_part_heads(&m->config), kv = model_part_kv_heads(&m->config);
+    return m->acts.shared + i * model_apart(own_plane(m, heads + larger(heads, 2 * kv)));
 }
 
-/* Exchanges n_planes matrices of all heads, so that whole gets as many planes of this rank's heads.
- * `columns` is the distance between rows of a matrix, and planes[p] its first column. */
-static int to_heads(struct model *m, real *whole, const real *const *planes, int n_planes, int64_t columns,
-                    real *sent, real *received)
+/* The planes of queries, keys and values. */
+static struct planes exchanged_planes(const struct model *m)
 {
-    int64_t n = exchanged_heads(m), own = own_plane(m, n), width = n * (m->config.channels / m->config.heads);
-    for (int32_t c = 0; c < m->config.cp; c++)
-        for (int p = 0; p < n_planes; p++)
-            ZR_TRY(take_columns(m, sent + (c * n_planes + p) * own, planes[p] + c * width, columns, n));
-    TRY_SHARED(m, m->cp.exchange(m->cp.arg, received, sent, n_planes * own));
-    return move_planes(m, whole, received, n, n_planes, REAL, false);
+    return (struct planes){3, {exchanged_heads(m), exchanged_kv_heads(m), exchanged_kv_heads(m)}};
 }
 
-/* The inverse: this rank's tokens of planes in whole become columns of matrices with all heads. */
-static int to_tokens(struct model *m, real *const *planes, int n_planes, int64_t columns, real *whole,
-                     real *sent, real *received)
+/* Exchanges matrices of all heads, so that whole gets the planes p of this rank's heads. `columns` is the
+ * distance between rows of a matrix, and first[i] the first column of plane i. whole may be sent, but not
+ * received. */
+static int to_heads(struct model *m, real *whole, const real *const *first, const struct planes *p,
+                    int64_t columns, real *sent, real *received)
 {
-    int64_t n = exchanged_heads(m), own = own_plane(m, n), width = n * (m->config.channels / m->config.heads);
-    ZR_TRY(move_planes(m, whole, sent, n, n_planes, REAL, true));
-    TRY_SHARED(m, m->cp.exchange(m->cp.arg, received, sent, n_planes * own));
+    int64_t all = all_heads(p), HS = model_head_size(&m->config);
     for (int32_t c = 0; c < m->config.cp; c++)
-        for (int p = 0; p < n_planes; p++)
-            ZR_TRY(put_columns(m, planes[p] + c * width, columns, received + (c * n_planes + p) * own, n));
+        for (int64_t i = 0, before = 0; i < p->n; before += p->heads[i++])
+            ZR_TRY(take_columns(m, sent + own_plane(m, c * all + before), first[i] + c * p->heads[i] * HS,
+                                columns, p->heads[i]));
+    TRY_SHARED(m, m->cp.exchange(m->cp.arg, received, sent, own_plane(m, all)));
+    return move_planes(m, whole, received, p, REAL, false);
+}
+
+/* The inverse: this rank's tokens of planes in whole become columns of matrices with all heads. whole is then
+ * overwritten. */
+static int to_tokens(struct model *m, real *const *first, const struct planes *p, int64_t columns,
+                     real *whole, real *sent)
+{
+    int64_t all = all_heads(p), HS = model_head_size(&m->config);
+    ZR_TRY(move_planes(m, whole, sent, p, REAL, true));
+    TRY_SHARED(m, m->cp.exchange(m->cp.arg, whole, sent, own_plane(m, all)));
+    for (int32_t c = 0; c < m->config.cp; c++)
+        for (int64_t i = 0, before = 0; i < p->n; before += p->heads[i++])
+            ZR_TRY(put_columns(m, first[i] + c * p->heads[i] * HS, columns,
+                               whole + own_plane(m, c * all + before), p->heads[i]));
     return 0;
 }
 
-/* Attention for this rank's heads. qkv has three planes. */
+/* Attention for this rank's heads. qkv has their planes. */
 static struct model_attention_args exchanged(const struct model *m, const real *qkv)
 {
-    int64_t n = exchanged_heads(m), plane = whole_plane(m, n);
+    int64_t n = exchanged_heads(m);
     struct model_attention_args args = attention_of(m, n, whole_rows(m), whole_rows(m));
     args.q = qkv;
-    args.k = qkv + plane;
-    args.v = qkv + 2 * plane;
-    args.q_row = args.kv_row = n * args.HS;
+    args.k = qkv + whole_plane(m, n);
+    args.v = args.k + whole_plane(m, args.n_kv);
+    args.q_row = n * args.HS;
+    args.kv_row = args.n_kv * args.HS;
     return args;
 }
 
 /* The exchanged planes replace qkv, which has as many elements. Backward needs nothing else of it. */
 static int exchange_forward(struct model *m, real *atty, float *logsum, real *qkv)
 {
-    int64_t A = model_part_channels(&m->config);
+    const struct planes of_qkv = exchanged_planes(m), of_y = {1, {exchanged_heads(m)}};
+    const real *const columns[] = {qkv, qkv + key_column(m, 0), qkv + value_column(m, 0)};
     real *a = exchange_buffer(m, 0), *b = exchange_buffer(m, 1);
-    ZR_TRY(to_heads(m, qkv, (const real *const[]){qkv, qkv + A, qkv + 2 * A}, 3, 3 * A, a, b));
+    ZR_TRY(to_heads(m, qkv, columns, &of_qkv, model_part_qkv(&m->config), a, b));
     const struct model_attention_args args = exchanged(m, qkv);
     ZR_TRY(model_attention_forward(m->compute, &args, a, NULL, logsum));
-    real *y = b + own_plane(m, model_part_heads(&m->config));
-    return to_tokens(m, &atty, 1, A, a, b, y);
+    return to_tokens(m, &atty, &of_y, model_part_channels(&m->config), a, b);
 }
 
 static int exchange_backward(struct model *m, real *dqkv, const real *datty, const real *atty,
                              const float *logsum, const real *qkv)
 {
-    int64_t A = model_part_channels(&m->config), plane = whole_plane(m, exchanged_heads(m));
-    real *a = exchange_buffer(m, 0), *b = exchange_buffer(m, 1);
-    real *y = dqkv; /* which is written at the end only */
-    ZR_TRY(to_heads(m, y, (const real *const[]){atty, datty}, 2, A, a, b));
+    int64_t n = exchanged_heads(m), plane = whole_plane(m, n);
+    const struct planes of_qkv = exchanged_planes(m), of_y = {2, {n, n}};
+    real *const columns[] = {dqkv, dqkv + key_column(m, 0), dqkv + value_column(m, 0)};
+    real *y = exchange_buffer(m, 0), *d = exchange_buffer(m, 1);
+    ZR_TRY(to_heads(m, y, (const real *const[]){atty, datty}, &of_y, model_part_channels(&m->config), y, d));
     const struct model_attention_args args = exchanged(m, qkv);
-    const struct model_attention_grads grads = {
-        .dq = a, .dk = a + plane, .dv = a + 2 * plane, .dq_row = args.q_row, .dkv_row = args.kv_row};
+    const struct model_attention_grads grads = {.dq = d,
+                                                .dk = d + plane,
+                                                .dv = d + plane + whole_plane(m, args.n_kv),
+                                                .dq_row = args.q_row,
+                                                .dkv_row = args.kv_row};
     ZR_TRY(model_attention_backward(m->compute, &args, y + plane, y, logsum, m->stats.dots, &grads));
-    return to_tokens(m, (real *const[]){dqkv, dqkv + A, dqkv + 2 * A}, 3, 3 * A, a, b, a);
+    return to_tokens(m, columns, &of_qkv, model_part_qkv(&m->config), d, y);
 }
 
 /* ---- the ring form ---- */
 
 /* Its buffers. A message has keys and values, and after them the sum of their gradients so far. */
 struct ring {
-    /* Elements of a plane, and floats of keys and values. */
-    int64_t plane, kv;
+    /* Elements of a plane of queries, and of one of keys; floats of keys and values. */
+    int64_t plane, kv_plane, kv;
     float *message[2];
-    /* Forward: the results, and those of one step. Backward: the gradients of keys and values of one step,
-     * and of queries. */
-    float *y, *y_part, *dkv, *dq, *logsum_part;
+    /* Forward: the results, and those of one step. Backward: the gradients of queries, and those of keys and
+     * values of one step, where dkv is also a buffer for one plane of queries. */
+    float *y, *y_part, *dq, *dkv, *logsum_part;
 };
 
 static struct ring open_ring(const struct model *m)
 {
-    int64_t plane = own_plane(m, model_part_heads(&m->config)), kv = floats_of(2 * plane);
-    int64_t message = model_apart(kv + 2 * plane);
-    struct ring r = {.plane = plane, .kv = kv, .message = {m->stats.shared, m->stats.shared + message}};
-    r.y = r.dkv = r.message[1] + message;
-    r.y_part = r.y + plane;
-    r.dq = r.dkv + model_apart(2 * plane);
-    r.logsum_part = r.dq + model_apart(plane);
+    int64_t plane = own_plane(m, model_part_heads(&m->config));
+    int64_t kv_plane = own_plane(m, model_part_kv_heads(&m->config)), kv = floats_of(2 * kv_plane);
+    int64_t message = model_apart(kv + 2 * kv_plane);
+    struct ring r = {.plane = plane, .kv_plane = kv_plane, .kv = kv};
+    r.message[0] = m->stats.shared;
+    r.message[1] = r.message[0] + message;
+    r.y = r.dq = r.message[1] + message;
+    r.y_part = r.dkv = r.y + model_apart(plane);
+    r.logsum_part = r.dkv + model_apart(larger(plane, 2 * kv_plane));
     return r;
 }
 
@@ -365,24 +429,23 @@ static int32_t ring_rank(const struct model *m, int64_t step)
 
 static int ring_keys(struct model *m, const struct ring *r, const real *qkv)
 {
-    int64_t A = model_part_channels(&m->config), NH = model_part_heads(&m->config);
+    int64_t row = model_part_qkv(&m->config), n = model_part_kv_heads(&m->config);
     real *k = (real *)r->message[0];
-    ZR_TRY(take_columns(m, k, qkv + A, 3 * A, NH));
-    return take_columns(m, k + r->plane, qkv + 2 * A, 3 * A, NH);
+    ZR_TRY(take_columns(m, k, qkv + key_column(m, 0), row, n));
+    return take_columns(m, k + r->kv_plane, qkv + value_column(m, 0), row, n);
 }
 
 /* Attention to the keys and values in a message. */
 static struct model_attention_args ring_attention(const struct model *m, const struct ring *r, int64_t step,
                                                   const float *message, const real *qkv)
 {
-    int64_t A = model_part_channels(&m->config);
     struct model_attention_args args = attention_of(
         m, model_part_heads(&m->config), model_rows_of(m, m->cp.part), model_rows_of(m, ring_rank(m, step)));
     args.q = qkv;
     args.k = (const real *)message;
-    args.v = args.k + r->plane;
-    args.q_row = 3 * A;
-    args.kv_row = A;
+    args.v = args.k + r->kv_plane;
+    args.q_row = model_part_qkv(&m->config);
+    args.kv_row = model_part_kv_channels(&m->config);
     return args;
 }
 
@@ -426,34 +489,35 @@ static int ring_backward(struct model *m, real *dqkv, const real *datty, const r
 {
     const struct zr_device_ops *dev = m->compute->dev->ops;
     const struct ring r = open_ring(m);
-    const struct model_attention_grads grads = {.dq32 = r.dq, .dk32 = r.dkv, .dv32 = r.dkv + r.plane};
-    const int64_t cp = m->config.cp, A = model_part_channels(&m->config), NH = model_part_heads(&m->config);
+    const struct model_attention_grads grads = {.dq32 = r.dq, .dk32 = r.dkv, .dv32 = r.dkv + r.kv_plane};
+    const int64_t cp = m->config.cp, row = model_part_qkv(&m->config), n = model_part_kv_heads(&m->config);
     ZR_TRY(ring_keys(m, &r, qkv));
     ZR_TRY(zero_floats(m, r.dq, r.plane));
     for (int64_t step = 0; step < cp; step++) {
         float *here = r.message[step % 2], *next = r.message[(step + 1) % 2];
         /* the first step has no sums to pass on, and the last one no keys and values */
-        int64_t from = step == cp - 1 ? r.kv : 0, to = step == 0 ? r.kv : r.kv + 2 * r.plane;
+        int64_t from = step == cp - 1 ? r.kv : 0, to = step == 0 ? r.kv : r.kv + 2 * r.kv_plane;
         const struct model_attention_args args = ring_attention(m, &r, step, here, qkv);
         TRY_SHARED(m, m->cp.shift_begin(m->cp.arg, next + from, here + from, to - from));
         bool adds = sees_any(&args);
         if (adds) {
-            ZR_TRY(zero_floats(m, r.dkv, 2 * r.plane));
+            ZR_TRY(zero_floats(m, r.dkv, 2 * r.kv_plane));
             ZR_TRY(model_attention_backward(m->compute, &args, datty, atty, logsum, m->stats.dots, &grads));
         }
         TRY_SHARED(m, m->cp.shift_end(m->cp.arg));
         if (step == 0)
-            ZR_TRY(dev->copy(m->compute->stream, next + r.kv, r.dkv, 2 * r.plane * (int64_t)sizeof(float)));
+            ZR_TRY(
+                dev->copy(m->compute->stream, next + r.kv, r.dkv, 2 * r.kv_plane * (int64_t)sizeof(float)));
         else if (adds)
-            ZR_TRY(dev->add(m->compute->stream, next + r.kv, r.dkv, ZERO_F32, 2 * r.plane));
+            ZR_TRY(dev->add(m->compute->stream, next + r.kv, r.dkv, ZERO_F32, 2 * r.kv_plane));
     }
     const float *sums = r.message[cp % 2] + r.kv;
     float *own = r.message[(cp + 1) % 2] + r.kv;
-    TRY_SHARED(m, m->cp.shift_begin(m->cp.arg, own, sums, 2 * r.plane));
-    ZR_TRY(round_columns(m, dqkv, 3 * A, r.dq, (real *)r.dkv, NH));
+    TRY_SHARED(m, m->cp.shift_begin(m->cp.arg, own, sums, 2 * r.kv_plane));
+    ZR_TRY(round_columns(m, dqkv, row, r.dq, (real *)r.dkv, model_part_heads(&m->config)));
     TRY_SHARED(m, m->cp.shift_end(m->cp.arg));
-    ZR_TRY(round_columns(m, dqkv + A, 3 * A, own, (real *)r.dkv, NH));
-    return round_columns(m, dqkv + 2 * A, 3 * A, own + r.plane, (real *)r.dkv, NH);
+    ZR_TRY(round_columns(m, dqkv + key_column(m, 0), row, own, (real *)r.dkv, n));
+    return round_columns(m, dqkv + value_column(m, 0), row, own + r.kv_plane, (real *)r.dkv, n);
 }
 
 /* ---- the table ---- */

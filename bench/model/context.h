@@ -2,12 +2,14 @@
 /* context.h: attention with context parallelism. Each rank has some tokens of every row, and needs keys
  * and values of all tokens before them. config.cp_form says how it gets them:
  *
- * MODEL_CP_GATHER Each rank gathers keys and values of all tokens, for some heads at a time. In backward it
- * gathers them again, and a reduce-scatter adds up their gradients in fp32. MODEL_CP_EXCHANGE Ranks exchange
- * queries, keys and values so that each has all tokens of some heads, and exchange the results back (Jacobs
- * et al., arXiv:2309.14509). MODEL_CP_RING Keys and values go around a ring of ranks, while each rank attends
- * to those that it has (Liu et al., arXiv:2310.01889). Partial results are merged in fp32. In backward their
- * gradients go around with them.
+ *     MODEL_CP_GATHER    Each rank gathers keys and values of all tokens, for some heads at a time. In
+ *                        backward it gathers them again, and a reduce-scatter adds up their gradients in
+ *                        fp32.
+ *     MODEL_CP_EXCHANGE  Ranks exchange queries, keys and values so that each has all tokens of some heads,
+ *                        and exchange the results back (Jacobs et al., arXiv:2309.14509).
+ *     MODEL_CP_RING      Keys and values go around a ring of ranks, while each rank attends to those that it
+ *                        has (Liu et al., arXiv:2310.01889). Partial results are merged in fp32. In backward
+ *                        their gradients go around with them.
  *
  * In the gather form a token's result has the bits that it has without context parallelism, for the same
  * queries, keys and values. */
@@ -42,7 +44,7 @@ struct model_cp {
 /* The tokens of a row that rank c has. */
 struct model_rows model_rows_of(const struct model *m, int32_t c);
 
-/* Attention of layer l, between the ranks if there are several: atty (B, T, A) from qkv (B, T, 3*A), and
+/* Attention of layer l, between the ranks if there are several: atty (B, T, A) from qkv (B, T, A + 2*K), and
  * backward dqkv from datty. The exchange form leaves in qkv what its backward needs. Return 0 or a
  * zero_err. */
 int model_context_forward(struct model *m, int64_t l, real *atty, real *qkv);

@@ -16,9 +16,12 @@
  * config.context. With context parallelism (config.cp) each rank has T = context / cp tokens of every row,
  * and only attention needs those of other ranks (context.h). Without it, T is context.
  *
- * With tensor parallelism (config.tp), a rank has some of the heads. It has A of the C channels between qkv
- * and the projection, F of the MLP's channels, and U of the V token ids. Norms and the biases of projections
- * are replicated. sum() adds the ranks' results of projections and embeddings.
+ * Queries and attention's output have A = NH*HS channels, keys and values K each, and the MLP has F inside. A
+ * may be smaller or larger than C. A row of qkv has A + 2*K elements: queries, keys and values of all heads.
+ *
+ * With tensor parallelism (config.tp), a rank has some of the heads. A, K, F and U are then its shares of
+ * these channels and of the V token ids. Norms and the biases of projections are replicated. sum() adds the
+ * ranks' results of projections and embeddings.
  *
  * With config.sequence (sequence parallelism), a rank has only R = B*T / config.tp rows of embeddings, sums
  * and norms. Before a product, gather() collects all rows. After it, scatter() sums and distributes them.
@@ -40,8 +43,8 @@
  * and buffers of backward are:
  *
  *     dresidual            (R, C)
- *     dbtc                 (B, T, C)
- *     dbias                (4*C)
+ *     dbtc                 (B, T, C) or (B, T, A)
+ *     dbias                (the largest of 4*C, A + 2*K and F)
  *     all                  (B, T, C) if R is not B*T: the rows of all ranks, also in forward
  *     shared               buffers of attention, with config.cp (model_cp_room)
  *
@@ -108,6 +111,8 @@ struct model_passes {
     /* Writes how many elements each of its activations and statistics has. Buffers that all micro-batches
      * share have elements in the first one only. */
     void (*sizes)(const struct model *m, bool first, int64_t *acts, int64_t *stats);
+    /* Called once its memory is there, if not NULL. Returns 0 or a zero_err. */
+    int (*open)(struct model *m);
     /* See below. */
     void (*embed_forward)(struct model *m), (*embed_backward)(struct model *m);
     void (*layer_forward)(struct model *m, int64_t l), (*layer_backward)(struct model *m, int64_t l);

@@ -4,8 +4,12 @@
  * two CPU cores. */
 #include "bench/model/model_config.h"
 #include "bench/gpt2/gpt2_ops.h"
+#include "bench/llama/llama_ops.h"
+#include "kernels/error.h"
 
 #include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
 
 enum { NANO, M124, M355, M774, B1_5 };
 
@@ -41,47 +45,75 @@ int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *num
     return stage->ops->describe(table, number ? number : unused, stage, &pointers);
 }
 
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The layout is that of context.c's buffers. */
 struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int64_t element_bytes)
 {
-    int64_t tokens = B * model_own_context(c), heads = model_part_heads(c), HS = c->channels / c->heads;
-    int64_t n = c->cp_heads ? c->cp_heads : heads, some = tokens * n * HS, all = tokens * heads * HS;
-    int64_t message = model_apart(2 * all * element_bytes / (int64_t)sizeof(float) + 2 * all);
+    int64_t tokens = B * model_own_context(c), heads = model_part_heads(c), HS = model_head_size(c);
+    int64_t n = c->cp_heads ? c->cp_heads : heads, sharing = model_sharing_heads(c);
+    int64_t some = tokens * n * HS, some_kv = some / sharing, all = tokens * heads * HS,
+            all_kv = all / sharing;
+    int64_t message = model_apart(2 * all_kv * element_bytes / (int64_t)sizeof(float) + 2 * all_kv);
     if (c->cp <= 1)
         return (struct model_cp_room){0};
     switch (c->cp_form) {
     case MODEL_CP_EXCHANGE:
-        return (struct model_cp_room){.reals = 2 * model_apart(3 * all)};
+        return (struct model_cp_room){.reals = 2 * model_apart(all + larger(all, 2 * all_kv))};
     case MODEL_CP_RING:
-        return (struct model_cp_room){.floats = 2 * message + model_apart(2 * all) + model_apart(all) +
+        return (struct model_cp_room){.floats = 2 * message + model_apart(all) +
+                                                model_apart(larger(all, 2 * all_kv)) +
                                                 model_apart(tokens * heads)};
     default:
-        return (struct model_cp_room){.reals = 2 * model_apart(2 * c->cp * some) +
+        return (struct model_cp_room){.reals = model_apart(larger(2 * c->cp * some_kv, some)) +
+                                               model_apart(2 * c->cp * some_kv) +
                                                (n < heads ? 2 * model_apart(some) : 0),
-                                      .floats = 2 * model_apart(2 * c->cp * some) + model_apart(some)};
+                                      .floats = 2 * model_apart(2 * c->cp * some_kv) + model_apart(some)};
     }
 }
 
-/* In planes of a rank's tokens, n bytes each. Gradients of keys and values are fp32. A ring passes keys and
- * values on cp - 1 times, and their gradients cp times. */
+/* Gradients of keys and values are fp32, except in the exchange form. That exchanges queries, keys, values
+ * and results in forward; and results, their gradient and the gradients of the first three in backward. A
+ * ring passes keys and values on cp - 1 times, and their gradients cp times. */
 int64_t model_cp_bytes(const struct model_config *c, int64_t B, int64_t element_bytes)
 {
-    int64_t elements = B * model_own_context(c) * model_part_channels(c), n = elements * element_bytes,
-            n32 = elements * (int64_t)sizeof(float), others = c->cp - 1;
+    int64_t tokens = B * model_own_context(c), q = tokens * model_part_channels(c) * element_bytes;
+    int64_t kv = 2 * tokens * model_part_kv_channels(c), kv_bytes = kv * element_bytes,
+            kv32_bytes = kv * (int64_t)sizeof(float), others = c->cp - 1;
     if (c->cp <= 1)
         return 0;
     switch (c->cp_form) {
     case MODEL_CP_EXCHANGE:
-        return (4 + 5) * n * others / c->cp;
+        return (5 * q + 2 * kv_bytes) * others / c->cp;
     case MODEL_CP_RING:
-        return 2 * 2 * n * others + 2 * n32 * c->cp;
+        return 2 * kv_bytes * others + kv32_bytes * c->cp;
     default:
-        return 2 * 2 * n * others + 2 * n32 * others;
+        return 2 * kv_bytes * others + kv32_bytes * others;
     }
+}
+
+bool model_tp_fault(const struct model_config *c, char *text, size_t n)
+{
+    const struct {
+        int64_t n;
+        const char *what;
+    } cut[] = {
+        {c->heads, "heads"}, {c->kv_heads, "heads of keys and values"}, {c->hidden, "channels of the MLP"}};
+    *text = 0;
+    for (size_t i = 0; i < sizeof cut / sizeof *cut && !*text && c->tp > 1; i++)
+        if (cut[i].n % c->tp)
+            snprintf(text, n, "--tp: %lld parts do not divide the %lld %s", (long long)c->tp,
+                     (long long)cut[i].n, cut[i].what);
+    return *text;
 }
 
 bool model_cp_fault(const struct model_config *c, char *text, size_t n)
 {
     long long cp = (long long)c->cp, heads = (long long)model_part_heads(c), context = (long long)c->context;
+    long long kv_heads = (long long)model_part_kv_heads(c), sharing = (long long)model_sharing_heads(c);
     long long chunks = c->cp_order == MODEL_CP_CONTIGUOUS ? cp : 2 * cp;
     *text = 0;
     if (cp <= 1 && (c->cp_form || c->cp_order || c->cp_heads))
@@ -94,33 +126,63 @@ bool model_cp_fault(const struct model_config *c, char *text, size_t n)
                  chunks == cp ? "contiguous" : "zigzag", chunks, context);
     else if (cp > 1 && c->cp_form == MODEL_CP_EXCHANGE && heads % cp)
         snprintf(text, n, "--cp-form exchange: %lld ranks do not divide the %lld heads of each", cp, heads);
+    else if (cp > 1 && c->cp_form == MODEL_CP_EXCHANGE && kv_heads % cp)
+        snprintf(text, n, "--cp-form exchange: %lld ranks do not divide the %lld heads of keys of each", cp,
+                 kv_heads);
     else if (c->cp_heads && c->cp_form > MODEL_CP_GATHER)
         snprintf(text, n, "--cp-heads: is of --cp-form gather");
     else if (c->cp_heads && heads % c->cp_heads)
         snprintf(text, n, "--cp-heads: %lld do not divide the %lld heads of a rank", (long long)c->cp_heads,
                  heads);
+    else if (c->cp_heads % sharing)
+        snprintf(text, n, "--cp-heads: %lld are not a multiple of the %lld heads that share one of keys",
+                 (long long)c->cp_heads, sharing);
     return *text;
+}
+
+/* The config.json of the folder that --model names. A command has one model. */
+static struct hf_config folder_sizes;
+
+/* Reads the name of a preset, or else that of a folder. */
+static error_t read_model(struct argp_state *state, const struct option_row *row, char *arg, void *to)
+{
+    struct model_options *m = to;
+    char names[256] = "";
+    struct stat file;
+    m->dir = NULL;
+    for (const struct option_word *p = preset_names; p->word; p++) {
+        if (strcmp(p->word, arg) != 0)
+            continue;
+        m->preset = p->value;
+        return 0;
+    }
+    if (strchr(arg, '/') || (!stat(arg, &file) && S_ISDIR(file.st_mode))) {
+        m->dir = arg;
+        return 0;
+    }
+    for (const struct option_word *p = preset_names; p->word; p++)
+        option_list(names, sizeof names, p->word, !p[1].word);
+    return option_fault(state, "--%s: '%s' is no folder, and not %s", row->name, arg, names);
 }
 
 #define OPTION_STRUCT struct model_options
 static const struct option_row rows[] = {
-    {"model", "NAME", "gpt2-nano (default), gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B",
-     OPTION_WORD(preset, preset_names)},
+    {"model", "NAME|DIR",
+     "gpt2-nano (default), gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B; or the folder of a Llama, Mistral, "
+     "Qwen2 or Qwen3, as Hugging Face's libraries write it",
+     OPTION_BY(read_model)},
     {"layers", "N", "Transformer blocks, instead of the model's own number",
      OPTION_INT(own.layers, 1, 10000)},
     {"heads", "N", "Attention heads", OPTION_INT(own.heads, 1, 10000)},
     {"channels", "N", "Width of the model, a multiple of the heads", OPTION_INT(own.channels, 1, 1000000)},
-    {"context", "N", "Tokens in a row", OPTION_INT(own.context, 1, 1000000)},
+    {"context", "N", "Tokens in a row (the model's own; of a folder's model at most 1024)",
+     OPTION_INT(own.context, 1, 1000000)},
     {"vocab", "N", "Token ids; training on bytes needs 256", OPTION_INT(own.vocab, 1, 100000000)},
     {0},
 };
 
-/* Makes config of the preset and of own. Sizes replace those of the preset, wherever they stand on the
- * command line. Commands may add tp, sequence, cp, documents and label_smoothing to own by options that other
- * tables do not have. */
-static error_t finish(struct argp_state *state, void *options)
+static error_t take_preset(struct argp_state *state, struct model_options *m)
 {
-    struct model_options *m = options;
     struct model_config *c = &m->config;
     const struct model_config *own = &m->own;
     bool custom = own->layers || own->heads || own->channels || own->vocab;
@@ -132,6 +194,51 @@ static error_t finish(struct argp_state *state, void *options)
     c->channels = own->channels ? own->channels : c->channels;
     c->context = own->context ? own->context : c->context;
     c->vocab = own->vocab ? own->vocab : c->vocab;
+    if (c->channels % c->heads)
+        return option_fault(state, "--channels: %lld is not a multiple of the %lld heads",
+                            (long long)c->channels, (long long)c->heads);
+    return 0;
+}
+
+/* The sizes are those of the folder. A row may be shorter, and layers may be fewer. */
+static error_t take_folder(struct argp_state *state, struct model_options *m)
+{
+    struct model_config *c = &m->config;
+    const struct model_config *own = &m->own;
+    const char *slash = strrchr(m->dir, '/');
+    if (hf_config_read(&folder_sizes, m->dir))
+        return option_fault(state, "--model: %s", zr_error_text());
+    if (own->heads || own->channels || own->vocab)
+        return option_fault(state, "--%s: is of the folder of --model",
+                            own->heads      ? "heads"
+                            : own->channels ? "channels"
+                                            : "vocab");
+    *c = llama_sizes(&folder_sizes);
+    if (own->context > c->context || own->layers > c->layers)
+        return option_fault(state, "--%s: the model of %s has %lld at most",
+                            own->context > c->context ? "context" : "layers", m->dir,
+                            (long long)(own->context > c->context ? c->context : c->layers));
+    c->context = own->context ? own->context : c->context < 1024 ? c->context : 1024;
+    c->layers = own->layers ? own->layers : c->layers;
+    m->name = slash && slash[1] ? slash + 1 : m->dir;
+    m->default_lr = 2e-5;
+    if (*folder_sizes.ignored)
+        fprintf(stderr, "%s/" HF_CONFIG_FILE ": not known here, and not used: %s\n", m->dir,
+                folder_sizes.ignored);
+    return 0;
+}
+
+/* Makes config of the preset or folder and of own. Sizes replace those of the preset, wherever they stand on the
+ * command line. Commands may add tp, sequence, cp, documents and label_smoothing to own by options that other
+ * tables do not have. */
+static error_t finish(struct argp_state *state, void *options)
+{
+    struct model_options *m = options;
+    struct model_config *c = &m->config;
+    const struct model_config *own = &m->own;
+    error_t err = m->dir ? take_folder(state, m) : take_preset(state, m);
+    if (err)
+        return err;
     c->label_smoothing = own->label_smoothing;
     c->tp = own->tp;
     c->sequence = own->sequence;
@@ -140,9 +247,6 @@ static error_t finish(struct argp_state *state, void *options)
     c->cp_order = own->cp_order;
     c->cp_heads = own->cp_heads;
     c->documents = own->documents;
-    if (c->channels % c->heads)
-        return option_fault(state, "--channels: %lld is not a multiple of the %lld heads",
-                            (long long)c->channels, (long long)c->heads);
     return 0;
 }
 

@@ -48,7 +48,8 @@ struct model_config {
     int64_t cp;
     /* enum model_cp_form, 0: MODEL_CP_GATHER; and enum model_cp_order, 0: MODEL_CP_ZIGZAG. */
     int cp_form, cp_order;
-    /* With MODEL_CP_GATHER, heads whose keys and values are gathered at a time. 0: all of them. */
+    /* With MODEL_CP_GATHER, heads of queries whose keys and values are gathered at a time: a divisor of a
+     * rank's heads, and a multiple of those that share a head of keys. 0: all of them. */
     int64_t cp_heads;
     /* A row consists of documents, which do not see each other. */
     bool documents;
@@ -103,6 +104,12 @@ static inline int64_t model_part_kv_channels(const struct model_config *c)
     return model_part_kv_heads(c) * model_head_size(c);
 }
 
+/* Heads of queries that share a head of keys. */
+static inline int64_t model_sharing_heads(const struct model_config *c)
+{
+    return c->kv_heads ? c->heads / c->kv_heads : 1;
+}
+
 /* Elements in a row of qkv: those of queries, of keys and of values. */
 static inline int64_t model_part_qkv(const struct model_config *c)
 {
@@ -122,6 +129,10 @@ static inline int64_t model_apart(int64_t n)
     return (n + 127) / 128 * 128;
 }
 
+/* Says what is wrong with tp, or returns false. Text holds the message, which begins with the option's
+ * name. */
+bool model_tp_fault(const struct model_config *c, char *text, size_t n);
+
 /* The buffers of attention that context parallelism needs for a micro-batch of B rows, in elements of the
  * dtype and in floats. Both are 0 without it. */
 struct model_cp_room {
@@ -129,8 +140,7 @@ struct model_cp_room {
 };
 struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int64_t element_bytes);
 
-/* Says what is wrong with cp, or returns false. Text holds the message, which begins with the option's
- * name. */
+/* Says what is wrong with cp, like model_tp_fault. tp has no fault. */
 bool model_cp_fault(const struct model_config *c, char *text, size_t n);
 
 /* Bytes that a rank receives for attention between the ranks of cp, forward and backward, in a layer of a
@@ -220,6 +230,8 @@ struct model_ops {
     /* Bytes that model_open takes for micro-batches of B rows, rounded up. */
     int64_t (*most_bytes)(const struct model_config *c, int64_t B, int64_t element_bytes);
 
+    /* Layers use the positions of their tokens, not only the embedding. */
+    bool layers_use_positions;
     /* Its forward and backward passes, one for each dtype (model.h). */
     const struct model_passes *passes_f32, *passes_bf16;
 };
@@ -245,13 +257,15 @@ int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *num
 struct model_options {
     /* The sizes of the model. */
     struct model_config config;
-    /* The name of the preset, whatever its context, or "custom". */
+    /* The name of the preset, whatever its context, or of the folder, or "custom". */
     const char *name;
     /* A suitable learning rate for the preset. */
     double default_lr;
 
     /* The preset that --model names. */
     int preset;
+    /* Or the folder of a Hugging Face model. NULL: none. */
+    const char *dir;
     /* The sizes that --layers, --heads, --channels, --context and --vocab give. 0: the preset's. Commands add
      * tp, sequence, cp, documents and label_smoothing by their own options. */
     struct model_config own;

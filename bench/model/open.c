@@ -44,6 +44,17 @@ static void share(void **pieces, const int64_t *sizes, void *const *first, int32
             pieces[i] = first[i];
 }
 
+static int64_t larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* The outputs of the widest product that has a bias. */
+static int64_t widest_bias(const struct model_config *c)
+{
+    return larger(4 * c->channels, larger(model_part_qkv(c), model_part_hidden(c)));
+}
+
 /* Allocates one micro-batch's activations. Only the first micro-batch allocates the buffers of backward, and
  * all others share them. */
 static int open_activations(struct model *m, struct model_kept *k, bool first, const int64_t *own_sizes)
@@ -56,8 +67,8 @@ static int open_activations(struct model *m, struct model_kept *k, bool first, c
         L * R * C,                                                       /* residual */
         m->config.no_head ? 0 : BT * m->ld_logits,                       /* dlogits */
         first ? R * C : 0,                                               /* dresidual */
-        BT_shared * C,                                                   /* dbtc */
-        first ? 4 * C : 0,                                               /* dbias */
+        BT_shared * larger(C, model_part_channels(&m->config)),          /* dbtc */
+        first ? widest_bias(&m->config) : 0,                             /* dbias */
         m->config.sequence ? BT_shared * C : 0,                          /* all */
         first ? model_cp_room(&m->config, m->B, sizeof(real)).reals : 0, /* shared */
         m->config.two_parts ? (4 * L + 2) * model_apart(R * C) : 0,      /* kept_grads */
@@ -78,15 +89,16 @@ static int open_statistics(struct model *m, struct model_kept *k, bool first, co
 {
     int64_t T = model_own_context(&m->config), BT = model_own_tokens(m), NH = model_part_heads(&m->config);
     int64_t ld = m->config.no_head ? 0 : m->ld_logits, T_shared = first ? T : 0;
+    int64_t quarter = (widest_bias(&m->config) + 3) / 4; /* scratch suits biases of 4 times this */
     int32_t n = m->passes->n_stats;
     int64_t sizes[MODEL_N_STATISTICS + MODEL_MAX_ARRAYS] = {
-        m->config.layers * NH * BT,                                           /* logsum */
-        first ? NH * BT : 0,                                                  /* dots */
-        first ? model_context_scratch(m) : 0,                                 /* attention */
-        T_shared * ld,                                                        /* logits */
-        3 * T_shared,                                                         /* rows */
-        first ? m->layers->n_scratch(m->compute, BT, m->config.channels) : 0, /* scratch */
-        first ? model_cp_room(&m->config, m->B, sizeof(real)).floats : 0,     /* shared */
+        m->config.layers * NH * BT,                                       /* logsum */
+        first ? NH * BT : 0,                                              /* dots */
+        first ? model_context_scratch(m) : 0,                             /* attention */
+        T_shared * ld,                                                    /* logits */
+        3 * T_shared,                                                     /* rows */
+        first ? m->layers->n_scratch(m->compute, BT, quarter) : 0,        /* scratch */
+        first ? model_cp_room(&m->config, m->B, sizeof(real)).floats : 0, /* shared */
     };
     void *pieces[MODEL_N_STATISTICS + MODEL_MAX_ARRAYS];
     memcpy(sizes + MODEL_N_STATISTICS, own_sizes, (size_t)n * sizeof *sizes);
@@ -279,6 +291,8 @@ int model_open(struct model *m, const struct model_config *config, int64_t B, co
     int err = m->own ? model_keep(m, 1) : ZERO_ERR_NOMEM;
     err = err ? err : open_losses(m);
     err = err ? err : open_batches(m);
+    if (!err && m->passes->open)
+        err = m->passes->open(m);
     if (!err)
         err = ZR_ALLOC(m->count, config->vocab + config->context, "%lld counts",
                        (long long)(config->vocab + config->context));

@@ -12,8 +12,10 @@ static struct model_config sizes_for(int64_t n, int64_t tp)
 {
     int64_t step = 8 * (tp > 1 ? tp : 1);
     bool large = n >= 100000000;
-    struct model_config c = {
-        .ops = &gpt2_ops, .heads = 1, .context = large ? 1024 : 64, .vocab = large ? 50257 : 256};
+    struct model_config c = {.ops = &gpt2_ops,
+                             .heads = tp > 1 ? tp : 1, /* one in each part */
+                             .context = large ? 1024 : 64,
+                             .vocab = large ? 50257 : 256};
     double layers = round(cbrt((double)n / 120000.0)); /* n = 12 * L * C^2 with C = 100 * L */
     c.layers = layers < 1 ? 1 : (int64_t)layers;
     /* the parameters are a * C^2 + per_channel * C, solved for C */

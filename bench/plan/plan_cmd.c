@@ -44,11 +44,10 @@ static error_t check_axes(struct argp_state *state, const struct plan_options *o
     long long tp = (long long)plan_tp(o), pp = (long long)o->pp, cp = (long long)plan_cp(o);
     long long stages = pp * (long long)o->stages_per_rank, world = (long long)o->world;
     struct model_config c = plan_sizes(&o->model.config, o->params);
-    long long heads = (long long)o->model.config.heads,
-              tokens = (long long)(o->batch * model_own_context(&c));
+    long long tokens = (long long)(o->batch * model_own_context(&c));
     char fault[128];
-    if (tp > 1 && !o->params && heads % tp)
-        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", tp, heads);
+    if (!o->params && model_tp_fault(&c, fault, sizeof fault))
+        return option_fault(state, "%s", fault);
     if ((!o->params || c.cp_form != MODEL_CP_EXCHANGE) && model_cp_fault(&c, fault, sizeof fault))
         return option_fault(state, "%s", fault);
     if (c.sequence && (tp == 1 || !o->batch || tokens % tp))
@@ -218,7 +217,7 @@ static void print_cp(const struct plan_options *o, int n_columns, int64_t layers
 }
 
 static void print_table(const struct plan_options *o, const struct zero_plan_info *info, const int64_t *ns,
-                        int n_columns, int32_t layers)
+                        int n_columns, int32_t n_units)
 {
     struct zero_bytes bytes[N_COLUMNS];
     int64_t paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS];
@@ -232,8 +231,8 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     if (o->model.config.tp > 1)
         snprintf(parts, sizeof parts, " of one of %lld parts", (long long)o->model.config.tp);
     printf("%lld parameters%s in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, parts,
-           layers + 1, option_word_of(option_dtypes, o->dtype),
-           option_word_of(option_optimizers, o->optimizer), (long long)o->world, o->world == 1 ? "" : "s");
+           n_units, option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
+           (long long)o->world, o->world == 1 ? "" : "s");
     stage_table_head("per rank", n_columns);
     stage_table_memory(bytes, "total", n_columns);
     if (o->batch) {
@@ -299,7 +298,7 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
         status = plan_column(o, c, &rank, &info[c], &ns[c]);
     free(rank.order);
     if (!status && !o->json)
-        print_table(o, info, ns, n_columns, layers);
+        print_table(o, info, ns, n_columns, plan_n_units(tensors, n));
     for (int c = 0; !status && o->json && c < n_columns; c++) {
         json_t *line = plan_line(c, &info[c], ns[c]);
         if (o->batch)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* files.c: the checkpoints and weights that zero-bench train reads and writes. A checkpoint contains struct
  * train_position, from which the choice of data follows. */
+#include "bench/llama/hf_folder.h"
 #include "bench/train/run.h"
 
 #include <dirent.h>
@@ -216,5 +217,9 @@ int train_import(struct run *r)
 
 int train_export(struct run *r)
 {
-    return r->o->export_to ? move_weights(r, /* export */ true) : 0;
+    const struct train_options *o = r->o;
+    if (!o->export_to)
+        return 0;
+    TRY(move_weights(r, /* export */ true));
+    return r->rank == 0 && o->model.dir ? hf_folder_copy(o->model.dir, o->export_to, o->dtype) : 0;
 }

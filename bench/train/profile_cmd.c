@@ -90,8 +90,10 @@ enum { N_WARM_STEPS = 2 };
 static double compute_bytes(const struct profile_options *o)
 {
     const struct model_config *c = &o->train.model.config;
-    const double size = o->train.dtype == ZERO_BF16 ? 2 : 4, C = (double)c->channels;
-    return size * C * (double)c->layers * (16 + 29) + (double)c->vocab * (4 + size);
+    const double size = o->train.dtype == ZERO_BF16 ? 2 : 4, C = (double)c->channels,
+                 F = (double)model_part_hidden(c), biases = 2 * C + F + (double)model_part_qkv(c);
+    const double forward = 8 * C + 2 * F, backward = 8 * C + 3 * F + biases;
+    return size * (double)c->layers * (forward + backward) + (double)c->vocab * (4 + size);
 }
 
 /* Seconds per step that each part would take at its limit. */

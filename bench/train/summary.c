@@ -286,6 +286,8 @@ void train_introduce(const struct run *r)
                     (long long)r->data.n_files);
     if (r->n_eval)
         report_text(&r->report, ", and %lld rows to evaluate", (long long)r->n_eval);
+    if (r->o->model.dir && !r->o->import_from)
+        report_text(&r->report, "; the weights are drawn, not read from %s", r->o->model.dir);
     report_text(&r->report, "\n");
 }
 

@@ -3,6 +3,8 @@
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/compute.h"
+#include "bench/llama/hf_config.h"
+#include "bench/llama/hf_folder.h"
 #include "bench/report/plot.h"
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/train.h"
@@ -90,6 +92,18 @@ static error_t finish_rate(struct argp_state *state, struct train_options *o)
     return 0;
 }
 
+/* A folder's weights are where training begins, if it has any. */
+static error_t finish_folder(struct argp_state *state, struct train_options *o)
+{
+    const struct model_config *c = &o->model.config;
+    if (o->export_to && c->layers != c->hf->layers)
+        return option_fault(state, "--layers: with --export it must be the %lld of the folder's config.json",
+                            (long long)c->hf->layers);
+    if (!o->import_from && !o->plain && hf_folder_has_weights(o->model.dir))
+        o->import_from = o->model.dir;
+    return 0;
+}
+
 /* Fills in what was not given, and refuses options that do not go together. */
 static error_t finish(struct argp_state *state, void *options)
 {
@@ -102,6 +116,8 @@ static error_t finish(struct argp_state *state, void *options)
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
     error_t err = check_data(state, o);
     err = err ? err : finish_rate(state, o);
+    if (!err && o->model.dir)
+        err = finish_folder(state, o);
     if (err)
         return err;
     if (!o->save && (o->save_every || o->keep || o->save_async || o->keep_best ||
@@ -111,11 +127,8 @@ static error_t finish(struct argp_state *state, void *options)
     if (o->plain && (o->save || o->load || o->import_from || o->export_to))
         return option_fault(state, "--plain: saves, loads, imports and exports nothing");
     const struct model_config *c = &o->model.config;
-    if (c->tp > 1 && c->heads % c->tp)
-        return option_fault(state, "--tp: %lld parts do not divide the %lld heads", (long long)c->tp,
-                            (long long)c->heads);
     char fault[128];
-    if (model_cp_fault(c, fault, sizeof fault))
+    if (model_tp_fault(c, fault, sizeof fault) || model_cp_fault(c, fault, sizeof fault))
         return option_fault(state, "%s", fault);
     int64_t tokens = o->batch * model_own_context(c);
     if (c->sequence && (c->tp < 2 || tokens % c->tp))
@@ -254,7 +267,8 @@ static const struct option_row rows[] = {
      "Go on from a checkpoint, or the latest in DIR; latest: that of --save, or from the start if there is "
      "none yet",
      OPTION_TEXT(load)},
-    {"import", "DIR", "Begin with these weights, as zero-bench export and Hugging Face's GPT-2 have them",
+    {"import", "DIR",
+     "Begin with these weights, under Hugging Face's names (those of the folder that --model names)",
      OPTION_TEXT(import_from)},
     {"export", "DIR", "At the end, write the weights alone, as zero-bench export does of a checkpoint",
      OPTION_TEXT(export_to)},
@@ -277,7 +291,8 @@ static const struct option_row rows[] = {
 
 static const struct option_table table = {
     .rows = rows,
-    .doc = "Trains a GPT-2 on the bytes of text files, or on files of tokens, on as many ranks as zero-run "
+    .doc = "Trains a GPT-2 or a Llama on the bytes of text files, or on files of tokens, on as many ranks as "
+           "zero-run "
            "(or torchrun, mpirun, srun) starts.",
     .args_doc = "[PATH...]",
     .read_word = add_file,

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static double number(const json_t *value)
 {
@@ -102,4 +103,57 @@ struct llama_gradient llama_references_gradient(const struct llama_references *r
     assert_true(g.stride > 0 && g.n <= (int64_t)(sizeof g.elements / sizeof *g.elements));
     flatten(elements, g.elements);
     return g;
+}
+
+json_t *llama_load_json(const char *folder, const char *name)
+{
+    char path[1100];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    return json_load_file(path, 0, NULL);
+}
+
+json_t *llama_load_header(const char *folder, const char *name, long *at, FILE **f)
+{
+    char path[1100], *text;
+    unsigned char length[8];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    *f = fopen(path, "rb");
+    if (!*f || fread(length, 1, sizeof length, *f) != sizeof length)
+        return NULL;
+    size_t n = length[0] | (size_t)length[1] << 8 | (size_t)length[2] << 16;
+    text = malloc(n);
+    n = fread(text, 1, n, *f);
+    *at = (long)(8 + n);
+    json_t *header = json_loadb(text, n, 0, NULL);
+    free(text);
+    return header;
+}
+
+bool llama_load_weight(const char *folder, const char *name, struct llama_weight *w)
+{
+    json_t *index = llama_load_json(folder, "model.safetensors.index.json");
+    const char *file = json_string_value(json_object_get(json_object_get(index, "weight_map"), name));
+    FILE *f = NULL;
+    long at;
+    json_t *header = llama_load_header(folder, index ? file : "model.safetensors", &at, &f),
+           *entry = json_object_get(header, name), *range = json_object_get(entry, "data_offsets");
+    long begin = (long)json_integer_value(json_array_get(range, 0)),
+         end = (long)json_integer_value(json_array_get(range, 1));
+    *w = (struct llama_weight){.n = (size_t)(end - begin), .bytes = malloc((size_t)(end - begin) + 1)};
+    bool ok = entry && !fseek(f, at + begin, SEEK_SET) && fread(w->bytes, 1, w->n, f) == w->n;
+    if (ok) {
+        snprintf(w->dtype, sizeof w->dtype, "%s", json_string_value(json_object_get(entry, "dtype")));
+        w->shape = json_incref(json_object_get(entry, "shape"));
+    }
+    json_decref(header);
+    json_decref(index);
+    if (f)
+        fclose(f);
+    return ok;
+}
+
+void llama_free_weight(struct llama_weight *w)
+{
+    json_decref(w->shape);
+    free(w->bytes);
 }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llama_references.h: reads references.json, what transformers computes for a small model. make_references.py
+/* llama_references.h: reads a folder in references/: a small model, and what transformers computes for it. make_references.py
  * says how each value was made. Failures fail the test, so these functions are for its main thread. */
 #ifndef ZR_TEST_BENCH_LLAMA_REFERENCES_H
 #define ZR_TEST_BENCH_LLAMA_REFERENCES_H
 
+#include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <jansson.h>
 
@@ -33,5 +35,21 @@ struct llama_gradient {
 };
 /* name: the tensor's published name. */
 struct llama_gradient llama_references_gradient(const struct llama_references *r, const char *name);
+
+/* One weight of a folder. The caller frees it. */
+struct llama_weight {
+    char dtype[8];
+    json_t *shape;
+    char *bytes;
+    size_t n;
+};
+/* Returns whether the folder's files have it. These functions are for any thread. */
+bool llama_load_weight(const char *folder, const char *name, struct llama_weight *w);
+void llama_free_weight(struct llama_weight *w);
+
+/* A file of JSON, and the header of a file of weights. *at: where its data begin in *f, which the caller
+ * closes. NULL: it cannot be read. */
+json_t *llama_load_json(const char *folder, const char *name);
+json_t *llama_load_header(const char *folder, const char *name, long *at, FILE **f);
 
 #endif

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* llama.c: forward and backward of a Llama, made of the parts in bench/model/passes.h and in llama_layers.h.
+ * A model has biases of q, k and v or norms of their heads, never both (hf_config.h). */
+#include "bench/llama/llama.h"
+#include "bench/llama/llama_rotary.h"
+#include "bench/model/passes.h"
+#include "kernels/alloc.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+/* Calls a function of the table of llama_layers.h on m's device. */
+#define LLAMA(m, name, ...) RUN(m, llama_of(m)->layers->name((m)->compute, __VA_ARGS__))
+
+/* ---- parts of a layer ---- */
+
+/* A matrix, or some of its columns, with ld elements between rows. */
+struct columns {
+    real *p;
+    int64_t ld;
+};
+
+/* The heads of q and of k in rows of ld elements. */
+static struct llama_vectors heads_in(const struct model *m, int64_t n, int64_t ld)
+{
+    return (struct llama_vectors){model_own_tokens(m), n, model_head_size(&m->config), ld};
+}
+
+/* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC). */
+static void product(struct model *m, struct columns out, const real *inp, const real *weight,
+                    const real *bias, int64_t OC)
+{
+    struct zr_gemm_args args = model_linear_args(m, out.p, inp, weight, bias, m->config.channels, OC);
+    args.ldc = out.ld;
+    model_multiply(m, &args);
+}
+
+/* dbtc (B*T, C) = dout (B*T, OC) * weight (OC, C). If `add`, the product is added to it. */
+static void product_backward_input(struct model *m, struct columns dout, const real *weight, int64_t OC,
+                                   bool add)
+{
+    if (m->computes == MODEL_WEIGHTS)
+        return;
+    struct zr_gemm_args args =
+        model_linear_input_args(m, m->acts.dbtc, dout.p, dout.ld, weight, m->config.channels, OC);
+    args.beta = add ? 1.0f : 0.0f;
+    model_multiply(m, &args);
+}
+
+static void product_backward_weight(struct model *m, real *dweight, struct columns dout, const real *inp,
+                                    int64_t OC)
+{
+    model_linear_backward_weight(m, dweight, NULL, dout.p, dout.ld, inp, m->config.channels, OC);
+}
+
+static void norm_forward(struct model *m, real *out, float *rstd, const real *inp, const real *weight)
+{
+    const int64_t C = m->config.channels;
+    LLAMA(m, rmsnorm_forward, out, C, rstd, inp, (struct llama_vectors){model_own_rows(m), 1, C, C}, weight,
+          (float)m->config.hf->rms_eps, llama_of(m)->stats.scratch);
+}
+
+/* Adds to dresidual and to the gradient of the norm's weight, or to one of them in a part of backward. */
+static void norm_backward(struct model *m, real *dweight, const real *dout, const real *inp,
+                          const real *weight, const float *rstd)
+{
+    const int64_t C = m->config.channels;
+    LLAMA(m, rmsnorm_backward, m->computes != MODEL_WEIGHTS ? m->acts.dresidual : NULL, /* adds */ true,
+          m->computes != MODEL_INPUTS ? dweight : NULL, dout, C, inp,
+          (struct llama_vectors){model_own_rows(m), 1, C, C}, weight, rstd, llama_of(m)->stats.scratch);
+}
+
+/* A layer's part of the pointers that are used in both directions. */
+struct layer {
+    struct llama_params p, g;
+    struct llama_activations a;
+    struct llama_statistics s;
+};
+
+static struct layer layer_of(const struct model *m, int64_t l)
+{
+    const struct model_config *c = &m->config;
+    const struct llama *own = llama_of(m);
+    int64_t C = c->channels, BT = model_own_tokens(m), RC = model_own_rows(m) * C, HS = model_head_size(c);
+    int64_t A = model_part_channels(c), K = model_part_kv_channels(c), F = model_part_hidden(c);
+    int64_t each = c->two_parts ? l : 0;
+    struct layer x = {own->params, own->grads, own->acts, own->stats};
+    struct llama_params *params[] = {&x.p, &x.g};
+    for (int i = 0; i < 2; i++) {
+        struct llama_params *p = params[i];
+        p->norm1 = model_of_layer(p->norm1, l, C);
+        p->q = model_of_layer(p->q, l, A * C);
+        p->k = model_of_layer(p->k, l, K * C);
+        p->v = model_of_layer(p->v, l, K * C);
+        p->q_bias = model_of_layer(p->q_bias, l, A);
+        p->k_bias = model_of_layer(p->k_bias, l, K);
+        p->v_bias = model_of_layer(p->v_bias, l, K);
+        p->q_norm = model_of_layer(p->q_norm, l, HS);
+        p->k_norm = model_of_layer(p->k_norm, l, HS);
+        p->o = model_of_layer(p->o, l, C * A);
+        p->norm2 = model_of_layer(p->norm2, l, C);
+        p->gate = model_of_layer(p->gate, l, F * C);
+        p->up = model_of_layer(p->up, l, F * C);
+        p->down = model_of_layer(p->down, l, C * F);
+    }
+    x.a.norm1 += l * RC;
+    x.a.qk += c->hf->qk_norm ? l * BT * (A + K) : 0;
+    x.a.qkv += l * BT * (A + 2 * K);
+    x.a.atty += l * BT * A;
+    x.a.residual2 += l * RC;
+    x.a.norm2 += l * RC;
+    x.a.gate_up += l * BT * 2 * F;
+    x.a.act += l * BT * F;
+    x.a.dqkv += each * model_apart(BT * (A + 2 * K));
+    x.a.dqk += c->hf->qk_norm ? each * model_apart(BT * (A + K)) : 0;
+    x.s.norm1_rstd += l * model_own_rows(m);
+    x.s.norm2_rstd += l * model_own_rows(m);
+    if (c->hf->qk_norm) {
+        x.s.q_rstd += l * BT * model_part_heads(c);
+        x.s.k_rstd += l * BT * model_part_kv_heads(c);
+    }
+    return x;
+}
+
+/* ---- attention's inputs ---- */
+
+static void normalize_heads(struct model *m, const struct layer *x)
+{
+    const struct model_config *c = &m->config;
+    int64_t A = model_part_channels(c), K = model_part_kv_channels(c), row = model_part_qkv(c);
+    float *scratch = x->s.scratch, eps = (float)c->hf->rms_eps;
+    LLAMA(m, rmsnorm_forward, x->a.qkv, row, x->s.q_rstd, x->a.qk, heads_in(m, model_part_heads(c), A + K),
+          x->p.q_norm, eps, scratch);
+    LLAMA(m, rmsnorm_forward, x->a.qkv + A, row, x->s.k_rstd, x->a.qk + A,
+          heads_in(m, model_part_kv_heads(c), A + K), x->p.k_norm, eps, scratch);
+}
+
+/* Turns q and k of all heads by their positions, or back. */
+static void rotate(struct model *m, real *qkv, bool back)
+{
+    const struct model_config *c = &m->config;
+    LLAMA(m, rotate, qkv, heads_in(m, model_part_heads(c) + model_part_kv_heads(c), model_part_qkv(c)),
+          m->batch.positions, llama_of(m)->stats.rotary, back);
+}
+
+/* qkv of all rows of inp. */
+static void make_qkv(struct model *m, const struct layer *x, const real *inp)
+{
+    const struct model_config *c = &m->config;
+    int64_t A = model_part_channels(c), K = model_part_kv_channels(c);
+    struct columns qkv = {x->a.qkv, A + 2 * K}, qk = c->hf->qk_norm ? (struct columns){x->a.qk, A + K} : qkv;
+    product(m, qk, inp, x->p.q, x->p.q_bias, A);
+    product(m, (struct columns){qk.p + A, qk.ld}, inp, x->p.k, x->p.k_bias, K);
+    product(m, (struct columns){qkv.p + A + K, qkv.ld}, inp, x->p.v, x->p.v_bias, K);
+    if (c->hf->qk_norm)
+        normalize_heads(m, x);
+    rotate(m, x->a.qkv, /* back */ false);
+}
+
+/* Gradients of the norms of heads. dqkv has those of their outputs, and dqk gets those of their inputs. */
+static void normalize_heads_backward(struct model *m, const struct layer *x)
+{
+    const struct model_config *c = &m->config;
+    int64_t A = model_part_channels(c), K = model_part_kv_channels(c), row = model_part_qkv(c);
+    bool inputs = m->computes != MODEL_WEIGHTS, weights = m->computes != MODEL_INPUTS;
+    LLAMA(m, rmsnorm_backward, inputs ? x->a.dqk : NULL, /* adds */ false, weights ? x->g.q_norm : NULL,
+          x->a.dqkv, row, x->a.qk, heads_in(m, model_part_heads(c), A + K), x->p.q_norm, x->s.q_rstd,
+          x->s.scratch);
+    LLAMA(m, rmsnorm_backward, inputs ? x->a.dqk + A : NULL, /* adds */ false, weights ? x->g.k_norm : NULL,
+          x->a.dqkv + A, row, x->a.qk + A, heads_in(m, model_part_kv_heads(c), A + K), x->p.k_norm,
+          x->s.k_rstd, x->s.scratch);
+}
+
+/* Gradients of the biases. The sums of dqkv's columns go to dbias first. */
+static void biases_backward(struct model *m, const struct layer *x)
+{
+    const struct model_config *c = &m->config;
+    int64_t A = model_part_channels(c), K = model_part_kv_channels(c), n = A + 2 * K;
+    real *sums = m->acts.dbias;
+    if (m->computes == MODEL_INPUTS)
+        return;
+    RUN(m, m->compute->dev->ops->zero(m->compute->stream, sums, n * (int64_t)sizeof(real)));
+    LAYER(m, bias_backward, sums, x->a.dqkv, m->stats.scratch, model_own_tokens(m), n);
+    LAYER(m, add, x->g.q_bias, sums, A);
+    LAYER(m, add, x->g.k_bias, sums + A, K);
+    LAYER(m, add, x->g.v_bias, sums + A + K, K);
+}
+
+/* From dqkv: dbtc becomes the gradient of the input, and gradients of weights are added. */
+static void make_qkv_backward(struct model *m, const struct layer *x)
+{
+    const struct model_config *c = &m->config;
+    int64_t A = model_part_channels(c), K = model_part_kv_channels(c);
+    struct columns qkv = {x->a.dqkv, A + 2 * K},
+                   qk = c->hf->qk_norm ? (struct columns){x->a.dqk, A + K} : qkv;
+    struct columns k = {qk.p + A, qk.ld}, v = {qkv.p + A + K, qkv.ld};
+    if (m->computes != MODEL_WEIGHTS)
+        rotate(m, x->a.dqkv, /* back */ true);
+    if (c->hf->qk_norm)
+        normalize_heads_backward(m, x);
+    if (c->hf->qkv_bias)
+        biases_backward(m, x);
+    product_backward_input(m, qk, x->p.q, A, /* add */ false);
+    product_backward_input(m, k, x->p.k, K, /* add */ true);
+    product_backward_input(m, v, x->p.v, K, /* add */ true);
+    const real *inp = model_all_rows_for_weights(m, x->a.norm1);
+    product_backward_weight(m, x->g.q, qk, inp, A);
+    product_backward_weight(m, x->g.k, k, inp, K);
+    product_backward_weight(m, x->g.v, v, inp, K);
+}
+
+/* ---- passes ---- */
+
+static void embed_forward(struct model *m)
+{
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
+    model_embed(m, llama_of(m)->params.embed, NULL);
+    profile_enter(m->profile, before);
+}
+
+static void layer_forward(struct model *m, int64_t l)
+{
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
+    const struct layer x = layer_of(m, l);
+    int64_t F = model_part_hidden(&m->config), A = model_part_channels(&m->config);
+    const real *inp = model_residual_before(m, l);
+    norm_forward(m, x.a.norm1, x.s.norm1_rstd, inp, x.p.norm1);
+    make_qkv(m, &x, model_all_rows(m, x.a.norm1));
+    model_attend(m, l, x.a.atty, x.a.qkv);
+    model_project(m, x.a.residual2, inp, x.a.atty, x.p.o, NULL, A);
+    norm_forward(m, x.a.norm2, x.s.norm2_rstd, x.a.residual2, x.p.norm2);
+    const real *rows = model_all_rows(m, x.a.norm2);
+    product(m, (struct columns){x.a.gate_up, 2 * F}, rows, x.p.gate, NULL, F);
+    product(m, (struct columns){x.a.gate_up + F, 2 * F}, rows, x.p.up, NULL, F);
+    LLAMA(m, swiglu_forward, x.a.act, x.a.gate_up, model_own_tokens(m), F);
+    model_project(m, model_residual_before(m, l + 1), x.a.residual2, x.a.act, x.p.down, NULL, F);
+    profile_enter(m->profile, before);
+}
+
+static real *head_of(const struct model *m, const struct llama_params *p)
+{
+    return m->config.hf->tied ? p->embed : p->head;
+}
+
+static void head_forward(struct model *m)
+{
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
+    const struct llama *own = llama_of(m);
+    norm_forward(m, own->acts.norm, own->stats.norm_rstd, model_last_residual(m), own->params.norm);
+    model_loss_forward(m, own->acts.norm, head_of(m, &own->params));
+    profile_enter(m->profile, before);
+}
+
+static void head_backward(struct model *m)
+{
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
+    const struct llama *own = llama_of(m);
+    int64_t bytes = model_own_rows(m) * m->config.channels * (int64_t)sizeof(real);
+    const real *dnorm =
+        model_loss_backward(m, own->acts.norm, head_of(m, &own->params), head_of(m, &own->grads));
+    if (m->computes != MODEL_WEIGHTS)
+        RUN(m, m->compute->dev->ops->zero(m->compute->stream, m->acts.dresidual, bytes));
+    norm_backward(m, own->grads.norm, dnorm, model_last_residual(m), own->params.norm, own->stats.norm_rstd);
+    profile_enter(m->profile, before);
+}
+
+/* dresidual is the gradient of the layer's output on entry, and of its input on return. dbtc is summed over
+ * the ranks before it passes a norm. */
+static void layer_backward(struct model *m, int64_t l)
+{
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
+    const struct layer x = layer_of(m, l);
+    int64_t C = m->config.channels, F = model_part_hidden(&m->config), A = model_part_channels(&m->config);
+    const struct columns gate = {x.a.gate_up, 2 * F}, up = {x.a.gate_up + F, 2 * F};
+    const real *inp = model_residual_before(m, l), *rows;
+
+    const real *dout = model_all_rows(m, model_kept_gradient(m, 4 * l, m->acts.dresidual));
+    model_linear_backward_input(m, x.a.dact, dout, C, x.p.down, F, C);
+    model_linear_backward_weight(m, x.g.down, NULL, dout, C, x.a.act, F, C);
+    if (m->computes != MODEL_WEIGHTS)
+        LLAMA(m, swiglu_backward, x.a.gate_up, x.a.dact, model_own_tokens(m), F);
+    product_backward_input(m, gate, x.p.gate, F, /* add */ false);
+    product_backward_input(m, up, x.p.up, F, /* add */ true);
+    rows = model_all_rows_for_weights(m, x.a.norm2);
+    product_backward_weight(m, x.g.gate, gate, rows, F);
+    product_backward_weight(m, x.g.up, up, rows, F);
+    const real *dnorm = model_own_sum(m, 4 * l + 1, m->acts.dbtc);
+    norm_backward(m, x.g.norm2, dnorm, x.a.residual2, x.p.norm2, x.s.norm2_rstd);
+
+    dout = model_all_rows(m, model_kept_gradient(m, 4 * l + 2, m->acts.dresidual));
+    model_linear_backward_input(m, m->acts.dbtc, dout, C, x.p.o, A, C);
+    model_linear_backward_weight(m, x.g.o, NULL, dout, C, x.a.atty, A, C);
+    model_attend_backward(m, l, x.a.dqkv, m->acts.dbtc, x.a.atty, x.a.qkv);
+    make_qkv_backward(m, &x);
+    dnorm = model_own_sum(m, 4 * l + 3, m->acts.dbtc);
+    norm_backward(m, x.g.norm1, dnorm, inp, x.p.norm1, x.s.norm1_rstd);
+    profile_enter(m->profile, before);
+}
+
+static void embed_backward(struct model *m)
+{
+    enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
+    model_embed_gradients(m, llama_of(m)->grads.embed, NULL);
+    profile_enter(m->profile, before);
+}
+
+/* ---- memory ---- */
+
+static void sizes_of(const struct model *m, bool first, int64_t *acts, int64_t *stats)
+{
+    const struct model_config *c = &m->config;
+    int64_t L = c->layers, C = c->channels, BT = model_own_tokens(m), R = model_own_rows(m);
+    int64_t A = model_part_channels(c), K = model_part_kv_channels(c), F = model_part_hidden(c);
+    int64_t R_head = c->no_head ? 0 : R, BT_shared = first ? BT : 0, qk = c->hf->qk_norm ? A + K : 0;
+    int64_t heads = c->hf->qk_norm ? model_part_heads(c) : 0,
+            kv_heads = c->hf->qk_norm ? model_part_kv_heads(c) : 0;
+    int64_t widest = C > model_head_size(c) ? C : model_head_size(c);
+    const int64_t a[LLAMA_N_ACTIVATIONS] = {
+        L * R * C,                                                                  /* norm1 */
+        L * BT * qk,                                                                /* qk */
+        L * BT * (A + 2 * K),                                                       /* qkv */
+        L * BT * A,                                                                 /* atty */
+        L * R * C,                                                                  /* residual2 */
+        L * R * C,                                                                  /* norm2 */
+        L * BT * 2 * F,                                                             /* gate_up */
+        L * BT * F,                                                                 /* act */
+        R_head * C,                                                                 /* norm */
+        c->two_parts ? L * model_apart(BT * (A + 2 * K)) : BT_shared * (A + 2 * K), /* dqkv */
+        c->two_parts ? L * model_apart(BT * qk) : BT_shared * qk,                   /* dqk */
+        BT_shared * F,                                                              /* dact */
+    };
+    const int64_t s[LLAMA_N_STATISTICS] = {
+        L * R,                                                                  /* norm1_rstd */
+        L * BT * heads,                                                         /* q_rstd */
+        L * BT * kv_heads,                                                      /* k_rstd */
+        L * R,                                                                  /* norm2_rstd */
+        R_head,                                                                 /* norm_rstd */
+        first ? c->context * model_head_size(c) : 0,                            /* rotary */
+        first ? llama_layers_for(m->compute)->n_scratch(m->compute, widest) : 0 /* scratch */
+    };
+    memcpy(acts, a, sizeof a);
+    memcpy(stats, s, sizeof s);
+}
+
+/* Makes the table of rotary positions and copies it to the device. */
+static int open_own(struct model *m)
+{
+    const int64_t T = m->config.context, HS = model_head_size(&m->config);
+    const struct zr_device_ops *dev = m->compute->dev->ops;
+    float *table;
+    llama_of(m)->layers = llama_layers_for(m->compute);
+    ZR_TRY(ZR_ALLOC(table, T * HS, "a table of %lld positions", (long long)T));
+    llama_rotary_table(table, T, HS, &m->config.hf->rope);
+    int err =
+        dev->copy(m->compute->stream, llama_of(m)->stats.rotary, table, T * HS * (int64_t)sizeof *table);
+    err = err ? err : dev->stream_sync(m->compute->stream);
+    free(table);
+    return err;
+}
+
+const struct model_passes llama_passes = {
+    .own_bytes = sizeof(struct llama),
+    .params_at = offsetof(struct llama, params),
+    .grads_at = offsetof(struct llama, grads),
+    .acts_at = offsetof(struct llama, acts),
+    .stats_at = offsetof(struct llama, stats),
+    .n_acts = LLAMA_N_ACTIVATIONS,
+    .n_stats = LLAMA_N_STATISTICS,
+    .sizes = sizes_of,
+    .open = open_own,
+    .embed_forward = embed_forward,
+    .embed_backward = embed_backward,
+    .layer_forward = layer_forward,
+    .layer_backward = layer_backward,
+    .head_forward = head_forward,
+    .head_backward = head_backward,
+};

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* llama.h: the pointers of a Llama, beside those that every model has (bench/model/model.h), whose letters of
+ * shapes it uses. */
+#ifndef ZERO_BENCH_LLAMA_H
+#define ZERO_BENCH_LLAMA_H
+
+#include "bench/llama/llama_layers.h"
+#include "bench/llama/llama_ops.h"
+#include "bench/model/model.h"
+
+/* Parameters or their gradients, in the order of enum llama_tensor, which has the shapes. Biases, norms of
+ * heads and head are NULL in models without them. */
+struct llama_params {
+    real *embed, *norm1, *q, *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *o;
+    real *norm2, *gate, *up, *down, *norm, *head;
+};
+
+/* Activations that forward keeps for backward:
+ *
+ *     norm1              (L, R, C)
+ *     qk                 (L, B, T, A + K), q and k before the norms of heads, if there are any
+ *     qkv                (L, B, T, A + 2*K)
+ *     atty               (L, B, T, A)
+ *     residual2, norm2   (L, R, C)
+ *     gate_up            (L, B, T, 2*F); backward writes its gradient over it
+ *     act                (L, B, T, F)
+ *     norm               (R, C)
+ *
+ * and buffers of backward are:
+ *
+ *     dqkv               (B, T, A + 2*K)
+ *     dqk                (B, T, A + K), as qk
+ *     dact               (B, T, F)
+ *
+ * With config.two_parts each micro-batch has its own dqkv and dqk, with L such arrays in each. They begin
+ * model_apart(n) elements apart. */
+struct llama_activations {
+    real *norm1, *qk, *qkv, *atty, *residual2, *norm2, *gate_up, *act;
+    real *norm, *dqkv, *dqk, *dact;
+};
+#define LLAMA_N_ACTIVATIONS 12
+
+/* Reciprocal roots of mean squares: (L, R) of two norms, (L, B, T, heads) of q's and of k's, (R) of the last
+ * norm. rotary (context, HS) is the table of llama_rotary_table, and scratch is a buffer. */
+struct llama_statistics {
+    float *norm1_rstd, *q_rstd, *k_rstd, *norm2_rstd, *norm_rstd, *rotary, *scratch;
+};
+#define LLAMA_N_STATISTICS 7
+
+/* What model.own points at. */
+struct llama {
+    struct llama_params params, grads;
+    struct llama_activations acts;
+    struct llama_statistics stats;
+    const struct llama_layers *layers;
+};
+
+static inline struct llama *llama_of(const struct model *m)
+{
+    return m->own;
+}
+
+#endif
