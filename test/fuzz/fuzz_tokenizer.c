@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* fuzz_tokenizer.c: parses arbitrary bytes as a tokenizer.json, and encodes the text behind the first form feed
- * with it. Ids must have tokens, and each id has bytes. */
+/* fuzz_tokenizer.c: parses arbitrary bytes as a tokenizer.json, and encodes with it the text behind the first
+ * form feed. Ids must have tokens, and each id has bytes. */
 #include "bench/tokenizer/tokenizer.h"
 
 #include <stdlib.h>

@@ -45,7 +45,7 @@ SISTERS = {
     "zero": {"zero/checkpoint/"},
     "bench": {"bench/report/"},
     "bench/*": {"bench/gpt2/", "bench/model/", "bench/report/", "bench/schedule/", "bench/tokenizer/", "bench/train/"},
-    "bench/train": {"bench/gpt2/", "bench/model/", "bench/kernels/", "bench/report/", "bench/schedule/",
+    "bench/train": {"bench/gpt2/", "bench/llama/", "bench/model/", "bench/kernels/", "bench/report/", "bench/schedule/",
                     "bench/tokenizer/"},
 }
 EXCEPTIONS = {
