@@ -2,9 +2,10 @@
 /* tokenizer.h: text into token ids and back, by the tokenizer.json of a Hugging Face folder.
  *
  * Byte-level BPE is implemented, as GPT-2, Llama 3, Qwen2, Qwen3 and Mistral's Tekken use it. The ids are
- * those of the tokenizers library. What a file asks for and is not implemented is an error that names it.
- * Fields `truncation` and `padding` are ignored. A tokenizer that is open does not change, so threads may
- * share it. */
+ * those of the tokenizers library. Only for the newest characters they may differ, because each library has
+ * its own version of Unicode. What a file asks for and is not implemented is an error that names it. Fields
+ * `truncation` and `padding` are ignored. A tokenizer that is open does not change, so threads may share
+ * it. */
 #ifndef ZERO_BENCH_TOKENIZER_H
 #define ZERO_BENCH_TOKENIZER_H
 

@@ -233,8 +233,9 @@ static void test_refused_texts(void **state)
 
 /* ---- configurations ---- */
 
-/* Parses the tokenizer of GPT-2 with another value of a field. path: names, divided by dots. */
-static int parse_with(const char *path, const char *json)
+/* Parses the tokenizer of GPT-2 with another value of a field. path: names, divided by dots. json NULL:
+ * without the field. */
+static int parse_with(struct tokenizer **t, const char *path, const char *json)
 {
     char copy[100], *rest = copy;
     json_t *root = load("gpt2"), *at = root;
@@ -248,9 +249,7 @@ static int parse_with(const char *path, const char *json)
             json_object_del(at, name);
     }
     char *text = json_dumps(root, 0);
-    struct tokenizer *t;
-    int err = tokenizer_parse(&t, "x.json", text, strlen(text));
-    tokenizer_close(t);
+    int err = tokenizer_parse(t, "x.json", text, strlen(text));
     free(text);
     json_decref(root);
     return err;
@@ -320,7 +319,8 @@ static void test_refused_by_name(void **state)
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         if (refused[i].needs_pcre2 && !cuts)
             continue;
-        int err = parse_with(refused[i].path, refused[i].json);
+        struct tokenizer *t;
+        int err = parse_with(&t, refused[i].path, refused[i].json);
         if (!err || !strstr(zr_error_text(), refused[i].says) || strncmp(zr_error_text(), "x.json: ", 8) != 0)
             fail_msg("%s = %s: %d %s", refused[i].path, refused[i].json, err, zr_error_text());
     }
@@ -342,9 +342,27 @@ static void test_accepted(void **state)
          REGEX("[!\\\"#$%&'()*+,\\\\-./:;<=>?@\\\\[\\\\\\\\\\\\]^_`{|}~]|\\\\p{Han}+|a{2,}")},
     };
     (void)state;
-    for (size_t i = 0; i < sizeof accepted / sizeof *accepted; i++)
-        if (parse_with(accepted[i][0], accepted[i][1]))
+    for (size_t i = 0; i < sizeof accepted / sizeof *accepted; i++) {
+        struct tokenizer *t;
+        if (parse_with(&t, accepted[i][0], accepted[i][1]))
             fail_msg("%s = %s: %s", accepted[i][0], accepted[i][1], zr_error_text());
+        tokenizer_close(t);
+    }
+}
+
+/* The tokenizers library leaves out a byte without a token. Here it is an error. */
+static void test_missing_byte(void **state)
+{
+    struct tokenizer *t;
+    int64_t n = 0;
+    (void)state;
+    if (!cuts)
+        skip();
+    assert_int_equal(parse_with(&t, "model.vocab.\xC3\xB3", NULL), 0); /* the token of byte 0xf3 */
+    assert_int_equal(tokenizer_encode(t, "a", 1, false, count, &n), 0);
+    assert_int_equal(tokenizer_encode(t, "a \xF3\xA0\x80\x81", 6, false, count, &n), ZERO_ERR_ARG);
+    assert_non_null(strstr(zr_error_text(), "no token for byte 0xf3"));
+    tokenizer_close(t);
 }
 
 static void test_files(void **state)
@@ -384,6 +402,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_any_id_has_bytes), cmocka_unit_test(test_long_pieces),
         cmocka_unit_test(test_refused_texts),    cmocka_unit_test(test_refused_by_name),
         cmocka_unit_test(test_accepted),         cmocka_unit_test(test_files),
+        cmocka_unit_test(test_missing_byte),
     };
     if (argc != 2)
         return 2;
