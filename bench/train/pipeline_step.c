@@ -47,9 +47,9 @@ static int backward(struct run *r, const struct zero_action *a)
             head = s->unit + s->units.head;
     if (a->kept)
         m->acts.embedded = (real *)(uintptr_t)a->kept;
-    m->computes = phase == ZERO_BACKWARD_INPUT    ? MODEL_INPUTS
-                  : phase == ZERO_BACKWARD_WEIGHT ? MODEL_WEIGHTS
-                                                  : MODEL_ALL;
+    model_begin_backward(m, phase == ZERO_BACKWARD_INPUT    ? MODEL_INPUTS
+                            : phase == ZERO_BACKWARD_WEIGHT ? MODEL_WEIGHTS
+                                                            : MODEL_ALL);
     if (a->in && phase != ZERO_BACKWARD_WEIGHT)
         model_copy_residual(m, m->acts.dresidual, a->in);
     if (!s->config.no_head) {
@@ -71,6 +71,7 @@ static int backward(struct run *r, const struct zero_action *a)
     }
     if (a->out)
         model_copy_residual(m, a->out, m->acts.dresidual);
+    model_end_backward(m);
     return m->err;
 }
 

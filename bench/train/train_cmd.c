@@ -250,6 +250,7 @@ static const struct option_row rows[] = {
      OPTION_TEXT(schedule_file)},
     {"sequence-parallel", NULL, "With --tp: rows of embeddings, sums and norms are cut over the N, too",
      OPTION_FLAG(model.own.sequence)},
+    MODEL_RECOMPUTE_ROW(model.),
     {"prefetch", "N", "Units gathered ahead (2)", OPTION_INT(prefetch, 0, 10000)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)", OPTION_BYTES(budget, 1)},
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)",

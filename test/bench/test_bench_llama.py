@@ -19,7 +19,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import KINDS, TEXT, bench, lines, train, write_folders  # noqa: E402
+from bench_program import KIND_SIZES, KINDS, TEXT, bench, lines, train, write_folders  # noqa: E402
 
 MICRO = 4  # micro-batches of a step, over all data-parallel ranks
 FOLDERS = tempfile.mkdtemp(prefix='bench-llama-')
@@ -60,14 +60,15 @@ class Bits(unittest.TestCase):
     def test_are_the_same(self):
         seed = int(os.environ.get('SEED') or time.time_ns() % 10**9)
         print(f'SEED={seed}', flush=True)
-        cases = [(kind, part, more, how) for kind, part, how in itertools.product(KINDS, PARTS, others()) for more in ([], ['--dtype=bf16'], ['--documents=9'])
+        cases = [(kind, part, more, how) for kind, part, how in itertools.product(KINDS, PARTS, others()) for more in ([], ['--dtype=bf16'], ['--documents=9'], ['--recompute'])
                  if part[0] * how[0] <= 8]
         if os.environ.get('N_MESHES') != 'all':
             cases = random.Random(seed).sample(cases, int(os.environ.get('N_MESHES') or 24))
         for kind, (parts, args), more, (n, how) in cases:
-            args = [*args, *more, '--steps=3', '--lr=1e-3']
-            with self.subTest(kind=kind, args=args, how=how):
-                self.assertEqual(run_of(parts * n, kind, *args, *how), run_of(parts, kind, *args, f'--accum={MICRO}'))
+            args = [*args, *(m for m in more if m != '--recompute'), '--steps=3', '--lr=1e-3']
+            again = [m for m in more if m == '--recompute']  # which keeps the bits, too
+            with self.subTest(kind=kind, args=args, how=[*how, *again]):
+                self.assertEqual(run_of(parts * n, kind, *args, *how, *again), run_of(parts, kind, *args, f'--accum={MICRO}'))
 
     def test_parts_are_near(self):
         """With tensor or context parallelism sums are rounded at other places. plain has the bits of one rank."""
@@ -172,6 +173,18 @@ class Plans(unittest.TestCase):
             got = train(1, *model, '--steps=1', '--data', TEXT)[1]['activation_bytes']
             self.assertTrue(plan['activation_bytes'] < got < 1.6 * plan['activation_bytes'], (kind, plan['activation_bytes'], got))
 
+
+    def test_recompute(self):
+        """Of each layer only its input is kept: that is a third or less of 12 layers' activations."""
+        with tempfile.TemporaryDirectory() as deep:
+            for kind, fields in KINDS.items():
+                with open(os.path.join(deep, 'config.json'), 'w', encoding='utf-8') as f:
+                    json.dump(KIND_SIZES | fields | {'num_hidden_layers': 12}, f)
+                args = ['--model', deep, '--context=48', '--batch=2', '--steps=2', '--data', TEXT]
+                (steps, all_of_it), (again, less) = (train(1, *args, *more) for more in ([], ['--recompute']))
+                with self.subTest(kind=kind):
+                    self.assertEqual(([s['loss'] for s in again], less['state_sha256']), ([s['loss'] for s in steps], all_of_it['state_sha256']))
+                    self.assertLess(less['activation_bytes'], all_of_it['activation_bytes'] / 3)
 
     def test_units(self):
         """An embedding that is no head, and a head of its own, are a unit each."""

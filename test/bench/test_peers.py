@@ -491,7 +491,7 @@ class WholeProgram(unittest.TestCase):
         import gpt2_sizes
         with open(os.path.join(ROOT, 'bench', 'model', 'model_config.c'), encoding='utf-8') as f:
             source = f.read()
-        found = re.findall(r'{{&gpt2_ops, (\d+), (\d+), (\d+), \d+, (\d+)}, ([\d.e-]+)}', source)  # ordered by name, which both have
+        found = re.findall(r'{SIZES\((\d+), (\d+), (\d+), \d+, (\d+)\), ([\d.e-]+)}', source)  # ordered by name, which both have
         self.assertEqual([(*map(int, sizes), float(lr)) for *sizes, lr in found], list(gpt2_sizes.MODELS.values()))
         self.assertEqual(re.findall(r'{"(gpt2-[^"]+)", ', source), list(gpt2_sizes.MODELS))
         _, summary = train(1, *TINY, '--batch=2', '--steps=1')

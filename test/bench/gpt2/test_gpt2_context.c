@@ -203,12 +203,14 @@ static void die_if_failed(const struct member *r, int err)
     }
 }
 
-static void pass_backward(struct model *m)
+static void pass_backward(struct model *m, enum model_computes computes)
 {
+    model_begin_backward(m, computes);
     model_head_backward(m);
     for (int64_t l = m->config.layers; l-- > 0;)
         model_layer_backward(m, l);
     model_embed_backward(m);
+    model_end_backward(m);
 }
 
 /* With two_parts, a backward pass in its two parts. */
@@ -223,12 +225,9 @@ static void run_model(struct member *r)
         model_layer_forward(m, l);
     model_head_forward(m);
     put_losses(r);
-    m->computes = m->config.two_parts ? MODEL_INPUTS : MODEL_ALL;
-    pass_backward(m);
-    if (m->config.two_parts) {
-        m->computes = MODEL_WEIGHTS;
-        pass_backward(m);
-    }
+    pass_backward(m, m->config.two_parts ? MODEL_INPUTS : MODEL_ALL);
+    if (m->config.two_parts)
+        pass_backward(m, MODEL_WEIGHTS);
     die_if_failed(r, m->err || model_send_loss(m) || model_take_loss(m, &r->loss));
 }
 
@@ -432,6 +431,7 @@ static void test_forms(void **state)
         {
             struct model_config part_of = with_cp(c, cp, form, order);
             part_of.two_parts = order == MODEL_CP_ZIGZAG;
+            part_of.recompute = cp % 2 == 0;
             part_of.cp_heads = form == MODEL_CP_GATHER && cp == 3 ? 4 : 0;
             struct result got = result_of(&part_of, &b);
             check_result(&part_of, &got, &want);
