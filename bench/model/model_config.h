@@ -230,6 +230,8 @@ struct model_ops {
     /* Bytes that model_open takes for micro-batches of B rows, rounded up. */
     int64_t (*most_bytes)(const struct model_config *c, int64_t B, int64_t element_bytes);
 
+    /* Layers use the positions of their tokens, not only the embedding. */
+    bool layers_use_positions;
     /* Its forward and backward passes, one for each dtype (model.h). */
     const struct model_passes *passes_f32, *passes_bf16;
 };

@@ -217,7 +217,7 @@ static void print_cp(const struct plan_options *o, int n_columns, int64_t layers
 }
 
 static void print_table(const struct plan_options *o, const struct zero_plan_info *info, const int64_t *ns,
-                        int n_columns, int32_t layers)
+                        int n_columns, int32_t n_units)
 {
     struct zero_bytes bytes[N_COLUMNS];
     int64_t paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS];
@@ -231,8 +231,8 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     if (o->model.config.tp > 1)
         snprintf(parts, sizeof parts, " of one of %lld parts", (long long)o->model.config.tp);
     printf("%lld parameters%s in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, parts,
-           layers + 1, option_word_of(option_dtypes, o->dtype),
-           option_word_of(option_optimizers, o->optimizer), (long long)o->world, o->world == 1 ? "" : "s");
+           n_units, option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
+           (long long)o->world, o->world == 1 ? "" : "s");
     stage_table_head("per rank", n_columns);
     stage_table_memory(bytes, "total", n_columns);
     if (o->batch) {
@@ -298,7 +298,7 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
         status = plan_column(o, c, &rank, &info[c], &ns[c]);
     free(rank.order);
     if (!status && !o->json)
-        print_table(o, info, ns, n_columns, layers);
+        print_table(o, info, ns, n_columns, plan_n_units(tensors, n));
     for (int c = 0; !status && o->json && c < n_columns; c++) {
         json_t *line = plan_line(c, &info[c], ns[c]);
         if (o->batch)
