@@ -10,6 +10,8 @@
 
 /* A text that grows, and what the choice of a token needs. */
 struct text {
+    /* NULL: tokens are bytes */
+    struct tokenizer *tokenizer;
     /* the prompt and what was generated */
     int32_t *ids;
     int64_t n, n_prompt;
@@ -23,7 +25,8 @@ static int open_text(const struct run *r, struct text *t)
     const struct train_options *o = r->o;
     const int64_t V = o->model.config.vocab;
     int32_t *prompt = NULL;
-    int err = sample_encode(o->sample->prompt, V, &prompt, &t->n_prompt);
+    int err = o->sample->tokenizer ? tokenizer_open(&t->tokenizer, o->sample->tokenizer) : 0;
+    err = err ? err : sample_encode(t->tokenizer, o->sample->prompt, V, &prompt, &t->n_prompt);
     err = err ? err : ZR_ALLOC(t->ids, t->n_prompt + o->sample->n_tokens, "the text");
     err = err ? err : ZR_ALLOC(t->logits, V, "the logits of %lld ids", (long long)V);
     err = err ? err : ZR_ALLOC(t->room, V, "the logits of %lld ids", (long long)V);
@@ -93,7 +96,7 @@ static void print(const struct run *r, const struct text *t, int64_t from)
     if (!r->reports || r->o->json)
         return;
     for (; from < t->n; from++)
-        sample_print(t->ids[from]);
+        sample_print(t->tokenizer, t->ids[from]);
     fflush(stdout);
 }
 
@@ -135,9 +138,11 @@ static int generate(struct run *r, struct text *t, train_forward *forward)
         r->model[k].only_logits = true;
     TRY(gather(r, &gathered));
     print(r, t, 0);
-    for (int64_t i = 0; i < r->o->sample->n_tokens; i++) {
+    while (t->n < t->n_prompt + r->o->sample->n_tokens) {
         TRY(next_token(r, t, forward));
         print(r, t, t->n - 1);
+        if (sample_ends(t->tokenizer, t->ids[t->n - 1]))
+            break;
     }
     end_text(r, t);
     return gathered ? take_libzero_error(zero_release_all(r->z)) : 0;
@@ -147,6 +152,7 @@ int sample_generate(struct run *r, train_forward *forward)
 {
     struct text t = {0};
     int err = generate(r, &t, forward);
+    tokenizer_close(t.tokenizer);
     free(t.ids);
     free(t.logits);
     free(t.room);

@@ -4,12 +4,14 @@
 #ifndef ZERO_BENCH_SAMPLE_H
 #define ZERO_BENCH_SAMPLE_H
 
-#include <stdint.h>
+#include "bench/tokenizer/tokenizer.h"
 
 struct sample_options {
     /* text to go on from; NULL: what a text begins with */
     const char *prompt;
-    /* tokens to generate */
+    /* tokenizer.json or its folder; NULL: a token is a byte */
+    const char *tokenizer;
+    /* tokens to generate, unless a special token ends the text */
     int64_t n_tokens;
     /* 0: always the likeliest token */
     double temperature;
@@ -32,11 +34,15 @@ struct sample_token {
 int32_t sample_choose(const struct sample_options *o, int64_t i, const float *logits, int64_t V,
                       struct sample_token *room);
 
-/* Makes tokens of a text (NULL: of what a text begins with), of ids below V. The caller frees *ids. Returns 0
- * or a zero_err. */
-int sample_encode(const char *text, int64_t V, int32_t **ids, int64_t *n);
+/* What follows takes a tokenizer, or NULL if a token is a byte. */
 
-/* Prints the text of a token. Control characters are shown as \xNN, except for line breaks and tabs. */
-void sample_print(int32_t id);
+/* Makes tokens of a text (NULL: of what a text begins with), of ids below V. The caller frees *ids, also
+ * after a failure. Returns 0 or a zero_err. */
+int sample_encode(const struct tokenizer *t, const char *text, int64_t V, int32_t **ids, int64_t *n);
+/* Prints the text of a token: nothing for a special one. Control characters are shown as \xNN, except for
+ * line breaks and tabs. */
+void sample_print(const struct tokenizer *t, int32_t id);
+/* Whether the token ends a text. */
+bool sample_ends(const struct tokenizer *t, int32_t id);
 
 #endif

@@ -6,12 +6,21 @@
 #include "bench/sample/sample.h"
 #include "bench/train/train.h"
 
+#include <stdio.h>
+#include <unistd.h>
+
 struct sample_command {
     struct train_options train;
     struct sample_options sample;
 };
 
-/* The weights of a folder of --model are taken if no others are named. */
+static bool has_tokenizer(const char *dir)
+{
+    char path[4096];
+    return snprintf(path, sizeof path, "%s/" TOKENIZER_FILE, dir) < (int)sizeof path && !access(path, F_OK);
+}
+
+/* A folder of --model has the weights and the tokenizer, if no others are named. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct sample_command *c = options;
@@ -19,6 +28,8 @@ static error_t finish(struct argp_state *state, void *options)
     char fault[128];
     if (!o->load && !o->import_from && o->model.dir && hf_folder_has_weights(o->model.dir))
         o->import_from = o->model.dir;
+    if (!c->sample.tokenizer && o->model.dir && has_tokenizer(o->model.dir))
+        c->sample.tokenizer = o->model.dir;
     if (!o->load == !o->import_from)
         return option_fault(state, "--load or --import: %s", o->load ? "both are given" : "one is needed");
     if (c->sample.prompt && !*c->sample.prompt)
@@ -36,12 +47,20 @@ static const struct option_row rows[] = {
     {"load", "DIR", "A checkpoint, or a folder of them: the latest", OPTION_TEXT(train.load), .group = 2},
     {"import", "DIR", "Weights alone, under Hugging Face's names (those of the folder that --model names)",
      OPTION_TEXT(train.import_from)},
-    {"dtype", "f32|bf16", "Of the parameters; a checkpoint must have the same (f32)", OPTION_WORD(train.dtype, option_dtypes)},
+    {"dtype", "f32|bf16", "Of the parameters; a checkpoint must have the same (f32)",
+     OPTION_WORD(train.dtype, option_dtypes)},
     {.help = "Text:"},
     {"prompt", "TEXT",
-     "Text to go on from, whose bytes are tokens. The model sees the last --context tokens (a line break)",
+     "Text to go on from. The model sees the last --context tokens (what a text begins with, or a line "
+     "break)",
      OPTION_TEXT(sample.prompt)},
-    {"tokens", "N", "Tokens to generate (200)", OPTION_INT(sample.n_tokens, 1, 1000000)},
+    {"tokenizer", "PATH",
+     "tokenizer.json of Hugging Face's libraries, or its folder (that of --model, if it has one; else tokens "
+     "are "
+     "bytes)",
+     OPTION_TEXT(sample.tokenizer)},
+    {"tokens", "N", "Tokens to generate, if no special token ends the text before (200)",
+     OPTION_INT(sample.n_tokens, 1, 1000000)},
     {"temperature", "X", "Below 1, likely tokens become likelier; 0: always the likeliest (0.8)",
      OPTION_DOUBLE(sample.temperature, 0, 1000)},
     {"top-k", "N", "Choose from the N likeliest tokens (all)", OPTION_INT(sample.top_k, 1, INT32_MAX)},

@@ -1,32 +1,58 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* text.c: the one place where zero-bench sample turns text into tokens, and tokens into text. A token is a
- * byte. */
+/* text.c: what zero-bench sample makes of text, tokens, and of tokens text: by a tokenizer, or a token for
+ * each byte. */
 #include "bench/sample/sample.h"
-#include "kernels/alloc.h"
+#include "kernels/error.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-int sample_encode(const char *text, int64_t V, int32_t **ids, int64_t *n)
+static int encode(const struct tokenizer *t, const char *text, struct token_ids *ids)
 {
-    text = text ? text : "\n";
-    *n = (int64_t)strlen(text);
-    ZR_TRY(ZR_ALLOC(*ids, *n, "the tokens of --prompt"));
-    for (int64_t i = 0; i < *n; i++) {
-        (*ids)[i] = (unsigned char)text[i];
-        if ((*ids)[i] >= V)
-            return zr_fail(ZERO_ERR_ARG, "--prompt: byte %d is not below --vocab, which is %lld", (*ids)[i],
-                           (long long)V);
-    }
+    if (t)
+        return tokenizer_encode(t, text, strlen(text), /* whole_text */ true, token_ids_take, ids);
+    for (; *text; text++)
+        ZR_TRY(token_ids_take(ids, &(int32_t){(unsigned char)*text}, 1));
     return 0;
 }
 
-void sample_print(int32_t id)
+int sample_encode(const struct tokenizer *t, const char *text, int64_t V, int32_t **ids, int64_t *n)
 {
-    if (id > 255)
-        printf("<%d>", id); /* it is no byte */
-    else if ((id < ' ' && id != '\n' && id != '\t') || id == 127)
-        printf("\\x%02x", (unsigned)id);
+    struct token_ids list = {0};
+    int err = encode(t, text ? text : "", &list);
+    if (!err && !text && !list.n)
+        err = encode(t, "\n", &list);
+    for (int64_t i = 0; !err && i < list.n; i++)
+        if (list.ids[i] >= V)
+            err = zr_fail(ZERO_ERR_ARG, "--prompt: the model has no id %d, only those below %lld",
+                          list.ids[i], (long long)V);
+    *ids = list.ids;
+    *n = list.n;
+    return err;
+}
+
+static void print_byte(unsigned char byte)
+{
+    if ((byte < ' ' && byte != '\n' && byte != '\t') || byte == 127)
+        printf("\\x%02x", (unsigned)byte);
     else
-        putchar(id);
+        putchar(byte);
+}
+
+void sample_print(const struct tokenizer *t, int32_t id)
+{
+    size_t n = 0;
+    const char *bytes = t && !tokenizer_is_special(t, id) ? tokenizer_bytes(t, id, &n) : NULL;
+    for (size_t i = 0; i < n; i++)
+        print_byte((unsigned char)bytes[i]);
+    if (!t && id > 255)
+        printf("<%d>", id); /* it is no byte */
+    else if (!t)
+        print_byte((unsigned char)id);
+}
+
+bool sample_ends(const struct tokenizer *t, int32_t id)
+{
+    return t && tokenizer_is_special(t, id);
 }

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """zero-bench sample: a model that has learned a period goes on with it, from a checkpoint and from an export, and the
 text is the same on every mesh. Wrong weights and options are refused."""
+import json
 import os
 import re
 import struct
@@ -11,6 +12,7 @@ import unittest
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import TEXT, ZERO_BENCH, ZERO_RUN, bench, lines, run, train  # noqa: E402
 
+TOKENIZERS = os.path.join(TEXT, 'tokenizer', 'references')
 SENTENCE = 'the cat sat on the mat; '
 CONTEXT = 32
 MODEL = ['--layers=3', '--heads=2', '--channels=32', f'--context={CONTEXT}']
@@ -21,7 +23,7 @@ CUT_MESHES = [(2, '--tp=2'), (2, '--pp=2'), (3, '--pp=3', '--stage=1'), (4, '--t
 
 def sample(world, *args, model=None):
     command = [ZERO_BENCH, 'sample', *(MODEL if model is None else model), *map(str, args)]
-    return run(command if world == 1 else [ZERO_RUN, '-n', str(world), '--raw', *command])
+    return run(command if world == 1 else [ZERO_RUN, '-n', str(world), '--raw', *command], errors='replace')
 
 
 class Sample(unittest.TestCase):
@@ -84,7 +86,36 @@ class Sample(unittest.TestCase):
                      for world, *how in [(1,), (2, '--stage=3'), (2, '--pp=2'), (2, '--tp=2')]]
             self.assertEqual([(done.returncode, done.stderr) for done in texts], 4 * [(0, '')])
             self.assertEqual(len({done.stdout for done in texts}), 1)
-            self.refused([f'--model={folder}', '--prompt=a'], '--prompt: byte 97 is not below --vocab, which is 67', model=[])
+            self.refused([f'--model={folder}', '--prompt=a'], '--prompt: the model has no id 97, only those below 67', model=[])
+
+    def test_tokenizers(self):
+        """A model of one text's ids repeats it, after the ids that a text begins with. A special token ends it."""
+        with open(os.path.join(TOKENIZERS, 'references.json'), encoding='utf-8') as f:
+            references = json.load(f)
+        for name, first, end in [('llama3', '<|begin_of_text|>', '<|end_of_text|>'), ('qwen2', None, '<|im_end|>')]:
+            with tempfile.TemporaryDirectory() as folder:
+                tokenizer = os.path.join(TOKENIZERS, name + '.json')
+                with open(tokenizer, encoding='utf-8') as f:
+                    known = json.load(f)
+                added = {token['content']: token['id'] for token in known['added_tokens']}
+                text, ids = max(((text, ids) for text, ids in zip(references['texts'], references[name]['ids'])
+                                 if text.isprintable() and len(set(ids)) == len(ids) and max(ids, default=999) < 656), key=lambda pair: len(pair[1]))
+                self.assertGreater(len(ids), 8)
+                whole = [*([added[first]] if first else []), *ids, added[end]]
+                tokens = os.path.join(folder, 'tokens')
+                with open(tokens, 'wb') as f:
+                    f.write(struct.pack(f'<{100 * len(whole)}H', *(100 * whole)))
+                model = [*MODEL, '--vocab=700', f'--load={folder}/saved', f'--tokenizer={tokenizer}', '--temperature=0']
+                train(1, *MODEL, '--vocab=700', '--tokens', tokens, '--token-bytes=2', '--steps=100', '--lr=0.01', f'--save={folder}/saved')
+                done = sample(1, f'--prompt={text[:4]}', model=model)
+                self.assertEqual((done.returncode, done.stderr, done.stdout), (0, '', text + '\n'))
+                (event,) = lines(sample(2, '--pp=2', '--json', f'--prompt={text[:4]}', model=model).stdout)
+                self.assertEqual(event['prompt'] + event['tokens'], whole)
+                (event,) = lines(sample(1, '--json', '--tokens=3', model=model).stdout)
+                self.assertEqual(event['prompt'], [added[first]] if first else [known['model']['vocab']['Ċ']])
+                self.refused([f'--prompt={text}'], '--prompt: the model has no id ', model=[*MODEL, *self.weights['f32'][0], f'--tokenizer={tokenizer}'])
+        done = sample(1, *self.weights['f32'][0], f'--tokenizer={self.text}')
+        self.assertIn('not JSON', done.stderr)
 
     def test_options_of_the_choice(self):
         source = self.weights['f32'][0]
@@ -114,6 +145,10 @@ class Sample(unittest.TestCase):
     def test_bytes(self):
         """Bytes of all values in a prompt. Control characters are not sent to the terminal."""
         source = [*self.weights['f32'][0], '--tokens=1', '--temperature=0']
+        more = ['--layers=1', '--heads=1', '--channels=4', '--vocab=700']
+        with tempfile.TemporaryDirectory() as folder:
+            train(1, *more, '--data', self.text, '--steps=1', f'--save={folder}')
+            self.assertRegex(sample(1, f'--load={folder}', '--temperature=1000', '--tokens=40', model=more).stdout, '<[2-6][0-9][0-9]>')
         (event,) = lines(sample(1, '--json', *source, '--prompt=é\x1b\t').stdout)
         self.assertEqual(event['prompt'], [0xC3, 0xA9, 0x1B, 9])
         self.assertTrue(sample(1, *source, '--prompt=é\x1b\t').stdout.startswith('é\\x1b\t'))
