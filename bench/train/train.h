@@ -10,6 +10,8 @@
 
 #include <stdbool.h>
 
+struct sample_options;
+
 #define TRAIN_MAX_STEP_MS   64 /* as many values as zero_mean takes */
 #define TRAIN_DOCUMENTS_END (-1)
 
@@ -105,6 +107,8 @@ struct train_options {
      * without training. NULL: none */
     const char *export_to;
     bool only_exports;
+    /* what to generate from the weights, without training (bench/sample/sample.h); NULL: nothing */
+    const struct sample_options *sample;
     /* most bytes of an exported file; 0: the default */
     int64_t export_max;
 
