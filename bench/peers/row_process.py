@@ -152,7 +152,8 @@ def run_row(commands, log, every_s=0.5, limit_s=3600):
         for i, (command, env) in enumerate(commands):
             with open(logs[i], 'w', encoding='utf-8') as err:
                 out = subprocess.PIPE if i == 0 else subprocess.DEVNULL
-                processes.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True))
+                # zero-run starts each rank in a session. Linux divides the CPU between sessions, so others get one, too.
+                processes.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True))
         watch = Watch(processes, every_s, limit_s)
         steps, summary, first_cpu_s = read_lines(processes[0], started, watch)
         codes = [p.wait() for p in processes]
