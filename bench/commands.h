@@ -9,6 +9,7 @@
  * cannot be used. A code above 0 follows one line on stderr. */
 int train_command(const char *name, int argc, char **argv);
 int plan_command(const char *name, int argc, char **argv);
+int tokenize_command(const char *name, int argc, char **argv);
 int tune_command(const char *name, int argc, char **argv);
 int memory_command(const char *name, int argc, char **argv);
 int comm_command(const char *name, int argc, char **argv);

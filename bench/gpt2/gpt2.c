@@ -63,25 +63,28 @@ static void layer_forward(struct model *m, int64_t l)
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     int64_t C = m->config.channels, BT = model_own_tokens(m), R = model_own_rows(m);
     int64_t A = model_part_channels(&m->config), F = model_part_hidden(&m->config);
+    int64_t i = model_slice(m, l), j = model_first_part_slice(m, l);
     const struct gpt2_params *p = &gpt2_of(m)->params;
     const struct gpt2_activations *a = &gpt2_of(m)->acts;
     const struct gpt2_statistics *s = &gpt2_of(m)->stats;
     const real *x = model_residual_before(m, l);
-    real *ln1 = a->ln1 + l * R * C, *qkv = a->qkv + l * BT * 3 * A;
-    real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * R * C, *ln2 = a->ln2 + l * R * C;
-    real *fch = a->fch + l * BT * F, *fch_gelu = a->fch_gelu + l * BT * F;
+    real *ln1 = model_slice_of(a->ln1, i, R * C), *qkv = model_slice_of(a->qkv, j, BT * 3 * A);
+    real *atty = model_slice_of(a->atty, i, BT * A), *residual2 = model_slice_of(a->residual2, i, R * C),
+         *ln2 = model_slice_of(a->ln2, i, R * C);
+    real *fch = model_slice_of(a->fch, j, BT * F), *fch_gelu = model_slice_of(a->fch_gelu, i, BT * F);
     real *residual3 = m->acts.residual + l * R * C;
 
-    LAYER(m, layernorm_forward, ln1, s->ln1_mean + l * R, s->ln1_rstd + l * R, x, p->ln1w + l * C,
+    LAYER(m, layernorm_forward, ln1, s->ln1_mean + i * R, s->ln1_rstd + i * R, x, p->ln1w + l * C,
           p->ln1b + l * C, m->stats.scratch, R, C);
     model_linear_forward(m, qkv, model_all_rows(m, ln1), p->qkvw + l * 3 * A * C, p->qkvb + l * 3 * A, C,
                          3 * A, false);
     model_attend(m, l, atty, qkv);
     model_project(m, residual2, x, atty, p->attprojw + l * C * A, p->attprojb + l * C, A);
-    LAYER(m, layernorm_forward, ln2, s->ln2_mean + l * R, s->ln2_rstd + l * R, residual2, p->ln2w + l * C,
+    LAYER(m, layernorm_forward, ln2, s->ln2_mean + i * R, s->ln2_rstd + i * R, residual2, p->ln2w + l * C,
           p->ln2b + l * C, m->stats.scratch, R, C);
     linear_gelu_forward(m, fch_gelu, fch, model_all_rows(m, ln2), p->fcw + l * F * C, p->fcb + l * F, C, F);
-    model_project(m, residual3, residual2, fch_gelu, p->fcprojw + l * C * F, p->fcprojb + l * C, F);
+    if (!m->recomputes)
+        model_project(m, residual3, residual2, fch_gelu, p->fcprojw + l * C * F, p->fcprojb + l * C, F);
     profile_enter(m->profile, before);
 }
 
@@ -115,16 +118,17 @@ static void layer_backward(struct model *m, int64_t l)
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     int64_t C = m->config.channels, BT = model_own_tokens(m), R = model_own_rows(m);
     int64_t A = model_part_channels(&m->config), F = model_part_hidden(&m->config);
+    int64_t i = model_slice(m, l), j = model_first_part_slice(m, l), k = model_gradient_slice(m, l);
     const struct gpt2_params *p = &gpt2_of(m)->params, *g = &gpt2_of(m)->grads;
     const struct gpt2_activations *a = &gpt2_of(m)->acts;
     const struct gpt2_statistics *s = &gpt2_of(m)->stats;
     const real *x = model_residual_before(m, l);
     real *dresidual = m->acts.dresidual, *dbtc = m->acts.dbtc;
-    const real *ln1 = a->ln1 + l * R * C, *qkv = a->qkv + l * BT * 3 * A;
-    const real *atty = a->atty + l * BT * A, *residual2 = a->residual2 + l * R * C, *ln2 = a->ln2 + l * R * C;
-    const real *fch = a->fch + l * BT * F, *fch_gelu = a->fch_gelu + l * BT * F;
-    int64_t own = m->config.two_parts ? l : 0;
-    real *dfch = a->dfch + own * model_apart(BT * F), *dqkv = a->dqkv + own * model_apart(BT * 3 * A);
+    const real *ln1 = model_slice_of(a->ln1, i, R * C), *qkv = model_slice_of(a->qkv, j, BT * 3 * A);
+    const real *atty = model_slice_of(a->atty, i, BT * A),
+               *residual2 = model_slice_of(a->residual2, i, R * C), *ln2 = model_slice_of(a->ln2, i, R * C);
+    const real *fch = model_slice_of(a->fch, j, BT * F), *fch_gelu = model_slice_of(a->fch_gelu, i, BT * F);
+    real *dfch = model_slice_of(a->dfch, k, BT * F), *dqkv = model_slice_of(a->dqkv, k, BT * 3 * A);
 
     const real *dout = model_all_rows(m, model_kept_gradient(m, 4 * l, dresidual));
     linear_gelu_backward(m, dfch, dout, C, model_of_layer(p->fcprojw, l, C * F), fch, F, C);
@@ -135,7 +139,7 @@ static void layer_backward(struct model *m, int64_t l)
                                  model_all_rows_for_weights(m, ln2), C, F);
     const real *dln = model_own_sum(m, 4 * l + 1, dbtc);
     norm_backward(m, model_of_layer(g->ln2w, l, C), model_of_layer(g->ln2b, l, C), dln, residual2,
-                  model_of_layer(p->ln2w, l, C), s->ln2_mean + l * R, s->ln2_rstd + l * R);
+                  model_of_layer(p->ln2w, l, C), s->ln2_mean + i * R, s->ln2_rstd + i * R);
     dout = model_all_rows(m, model_kept_gradient(m, 4 * l + 2, dresidual));
     model_linear_backward_input(m, dbtc, dout, C, model_of_layer(p->attprojw, l, C * A), A, C);
     model_linear_backward_weight(m, model_of_layer(g->attprojw, l, C * A), model_of_layer(g->attprojb, l, C),
@@ -146,7 +150,7 @@ static void layer_backward(struct model *m, int64_t l)
                                  dqkv, 3 * A, model_all_rows_for_weights(m, ln1), C, 3 * A);
     dln = model_own_sum(m, 4 * l + 3, dbtc);
     norm_backward(m, model_of_layer(g->ln1w, l, C), model_of_layer(g->ln1b, l, C), dln, x,
-                  model_of_layer(p->ln1w, l, C), s->ln1_mean + l * R, s->ln1_rstd + l * R);
+                  model_of_layer(p->ln1w, l, C), s->ln1_mean + i * R, s->ln1_rstd + i * R);
     profile_enter(m->profile, before);
 }
 
@@ -157,25 +161,25 @@ static void embed_backward(struct model *m)
     profile_enter(m->profile, before);
 }
 
-static void sizes_of(const struct model *m, bool first, int64_t *acts, int64_t *stats)
+static void sizes_of(const struct model *m, const struct model_counts *n, int64_t *acts, int64_t *stats)
 {
     const struct model_config *c = &m->config;
-    int64_t L = c->layers, C = c->channels, BT = model_own_tokens(m), R = model_own_rows(m);
-    int64_t A = model_part_channels(c), F = model_part_hidden(c), R_head = c->no_head ? 0 : R;
-    int64_t BT_shared = first ? BT : 0;
+    int64_t L = n->layers, L_first = n->first_part, C = c->channels, BT = model_own_tokens(m),
+            R = model_own_rows(m);
+    int64_t A = model_part_channels(c), F = model_part_hidden(c);
     const int64_t a[GPT2_N_ACTIVATIONS] = {
-        L * R * C,                                                      /* ln1 */
-        L * BT * 3 * A,                                                 /* qkv */
-        L * BT * A,                                                     /* atty */
-        L * R * C,                                                      /* residual2 */
-        L * R * C,                                                      /* ln2 */
-        L * BT * F,                                                     /* fch */
-        L * BT * F,                                                     /* fch_gelu */
-        R_head * C,                                                     /* lnf */
-        c->two_parts ? L * model_apart(BT * 3 * A) : BT_shared * 3 * A, /* dqkv */
-        c->two_parts ? L * model_apart(BT * F) : BT_shared * F,         /* dfch */
+        L * model_apart(R * C),                 /* ln1 */
+        L_first * model_apart(BT * 3 * A),      /* qkv */
+        L * model_apart(BT * A),                /* atty */
+        L * model_apart(R * C),                 /* residual2 */
+        L * model_apart(R * C),                 /* ln2 */
+        L_first * model_apart(BT * F),          /* fch */
+        L * model_apart(BT * F),                /* fch_gelu */
+        n->head * R * C,                        /* lnf */
+        n->gradients * model_apart(BT * 3 * A), /* dqkv */
+        n->gradients * model_apart(BT * F),     /* dfch */
     };
-    const int64_t s[GPT2_N_STATISTICS] = {L * R, L * R, L * R, L * R, R_head, R_head};
+    const int64_t s[GPT2_N_STATISTICS] = {L * R, L * R, L * R, L * R, n->head * R, n->head * R};
     memcpy(acts, a, sizeof a);
     memcpy(stats, s, sizeof s);
 }

@@ -41,8 +41,8 @@ struct gpt2_params {
  *     dqkv                 (B, T, 3*A)
  *     dfch                 (B, T, F)
  *
- * With config.two_parts each micro-batch has its own dqkv and dfch, with L such arrays in each. They begin
- * model_apart(n) elements apart. */
+ * With config.two_parts each micro-batch has its own dqkv and dfch, with L such arrays in each. With
+ * config.recompute there is one layer instead of L (passes.h). Layers begin model_apart(n) elements apart. */
 struct gpt2_activations {
     real *ln1, *qkv, *atty, *residual2;
     real *ln2, *fch, *fch_gelu;

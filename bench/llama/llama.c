@@ -81,13 +81,13 @@ static struct layer layer_of(const struct model *m, int64_t l)
 {
     const struct model_config *c = &m->config;
     const struct llama *own = llama_of(m);
-    int64_t C = c->channels, BT = model_own_tokens(m), RC = model_own_rows(m) * C, HS = model_head_size(c);
+    int64_t C = c->channels, BT = model_own_tokens(m), R = model_own_rows(m), HS = model_head_size(c);
     int64_t A = model_part_channels(c), K = model_part_kv_channels(c), F = model_part_hidden(c);
-    int64_t each = c->two_parts ? l : 0;
+    int64_t i = model_slice(m, l), j = model_first_part_slice(m, l), k = model_gradient_slice(m, l);
     struct layer x = {own->params, own->grads, own->acts, own->stats};
     struct llama_params *params[] = {&x.p, &x.g};
-    for (int i = 0; i < 2; i++) {
-        struct llama_params *p = params[i];
+    for (int which = 0; which < 2; which++) {
+        struct llama_params *p = params[which];
         p->norm1 = model_of_layer(p->norm1, l, C);
         p->q = model_of_layer(p->q, l, A * C);
         p->k = model_of_layer(p->k, l, K * C);
@@ -103,21 +103,21 @@ static struct layer layer_of(const struct model *m, int64_t l)
         p->up = model_of_layer(p->up, l, F * C);
         p->down = model_of_layer(p->down, l, C * F);
     }
-    x.a.norm1 += l * RC;
-    x.a.qk += c->hf->qk_norm ? l * BT * (A + K) : 0;
-    x.a.qkv += l * BT * (A + 2 * K);
-    x.a.atty += l * BT * A;
-    x.a.residual2 += l * RC;
-    x.a.norm2 += l * RC;
-    x.a.gate_up += l * BT * 2 * F;
-    x.a.act += l * BT * F;
-    x.a.dqkv += each * model_apart(BT * (A + 2 * K));
-    x.a.dqk += c->hf->qk_norm ? each * model_apart(BT * (A + K)) : 0;
-    x.s.norm1_rstd += l * model_own_rows(m);
-    x.s.norm2_rstd += l * model_own_rows(m);
+    x.a.norm1 = model_slice_of(x.a.norm1, i, R * C);
+    x.a.qkv = model_slice_of(x.a.qkv, j, BT * (A + 2 * K));
+    x.a.atty = model_slice_of(x.a.atty, i, BT * A);
+    x.a.residual2 = model_slice_of(x.a.residual2, i, R * C);
+    x.a.norm2 = model_slice_of(x.a.norm2, i, R * C);
+    x.a.gate_up = model_slice_of(x.a.gate_up, i, BT * 2 * F);
+    x.a.act = model_slice_of(x.a.act, i, BT * F);
+    x.a.dqkv = model_slice_of(x.a.dqkv, k, BT * (A + 2 * K));
+    x.s.norm1_rstd += i * R;
+    x.s.norm2_rstd += i * R;
     if (c->hf->qk_norm) {
-        x.s.q_rstd += l * BT * model_part_heads(c);
-        x.s.k_rstd += l * BT * model_part_kv_heads(c);
+        x.a.qk = model_slice_of(x.a.qk, i, BT * (A + K));
+        x.a.dqk = model_slice_of(x.a.dqk, k, BT * (A + K));
+        x.s.q_rstd += i * BT * model_part_heads(c);
+        x.s.k_rstd += i * BT * model_part_kv_heads(c);
     }
     return x;
 }
@@ -233,7 +233,8 @@ static void layer_forward(struct model *m, int64_t l)
     product(m, (struct columns){x.a.gate_up, 2 * F}, rows, x.p.gate, NULL, F);
     product(m, (struct columns){x.a.gate_up + F, 2 * F}, rows, x.p.up, NULL, F);
     LLAMA(m, swiglu_forward, x.a.act, x.a.gate_up, model_own_tokens(m), F);
-    model_project(m, model_residual_before(m, l + 1), x.a.residual2, x.a.act, x.p.down, NULL, F);
+    if (!m->recomputes)
+        model_project(m, model_residual_before(m, l + 1), x.a.residual2, x.a.act, x.p.down, NULL, F);
     profile_enter(m->profile, before);
 }
 
@@ -306,37 +307,35 @@ static void embed_backward(struct model *m)
 
 /* ---- memory ---- */
 
-static void sizes_of(const struct model *m, bool first, int64_t *acts, int64_t *stats)
+static void sizes_of(const struct model *m, const struct model_counts *n, int64_t *acts, int64_t *stats)
 {
     const struct model_config *c = &m->config;
-    int64_t L = c->layers, C = c->channels, BT = model_own_tokens(m), R = model_own_rows(m);
+    int64_t L = n->layers, C = c->channels, BT = model_own_tokens(m), R = model_own_rows(m);
     int64_t A = model_part_channels(c), K = model_part_kv_channels(c), F = model_part_hidden(c);
-    int64_t R_head = c->no_head ? 0 : R, BT_shared = first ? BT : 0, qk = c->hf->qk_norm ? A + K : 0;
-    int64_t heads = c->hf->qk_norm ? model_part_heads(c) : 0,
-            kv_heads = c->hf->qk_norm ? model_part_kv_heads(c) : 0;
+    int64_t L_normed = c->hf->qk_norm ? L : 0, gradients_normed = c->hf->qk_norm ? n->gradients : 0;
     int64_t widest = C > model_head_size(c) ? C : model_head_size(c);
     const int64_t a[LLAMA_N_ACTIVATIONS] = {
-        L * R * C,                                                                  /* norm1 */
-        L * BT * qk,                                                                /* qk */
-        L * BT * (A + 2 * K),                                                       /* qkv */
-        L * BT * A,                                                                 /* atty */
-        L * R * C,                                                                  /* residual2 */
-        L * R * C,                                                                  /* norm2 */
-        L * BT * 2 * F,                                                             /* gate_up */
-        L * BT * F,                                                                 /* act */
-        R_head * C,                                                                 /* norm */
-        c->two_parts ? L * model_apart(BT * (A + 2 * K)) : BT_shared * (A + 2 * K), /* dqkv */
-        c->two_parts ? L * model_apart(BT * qk) : BT_shared * qk,                   /* dqk */
-        BT_shared * F,                                                              /* dact */
+        L * model_apart(R * C),                        /* norm1 */
+        L_normed * model_apart(BT * (A + K)),          /* qk */
+        n->first_part * model_apart(BT * (A + 2 * K)), /* qkv */
+        L * model_apart(BT * A),                       /* atty */
+        L * model_apart(R * C),                        /* residual2 */
+        L * model_apart(R * C),                        /* norm2 */
+        L * model_apart(BT * 2 * F),                   /* gate_up */
+        L * model_apart(BT * F),                       /* act */
+        n->head * R * C,                               /* norm */
+        n->gradients * model_apart(BT * (A + 2 * K)),  /* dqkv */
+        gradients_normed * model_apart(BT * (A + K)),  /* dqk */
+        n->once * BT * F,                              /* dact */
     };
     const int64_t s[LLAMA_N_STATISTICS] = {
-        L * R,                                                                  /* norm1_rstd */
-        L * BT * heads,                                                         /* q_rstd */
-        L * BT * kv_heads,                                                      /* k_rstd */
-        L * R,                                                                  /* norm2_rstd */
-        R_head,                                                                 /* norm_rstd */
-        first ? c->context * model_head_size(c) : 0,                            /* rotary */
-        first ? llama_layers_for(m->compute)->n_scratch(m->compute, widest) : 0 /* scratch */
+        L * R,                                                                 /* norm1_rstd */
+        L_normed * BT * model_part_heads(c),                                   /* q_rstd */
+        L_normed * BT * model_part_kv_heads(c),                                /* k_rstd */
+        L * R,                                                                 /* norm2_rstd */
+        n->head * R,                                                           /* norm_rstd */
+        n->once * c->context * model_head_size(c),                             /* rotary */
+        n->once * llama_layers_for(m->compute)->n_scratch(m->compute, widest), /* scratch */
     };
     memcpy(acts, a, sizeof a);
     memcpy(stats, s, sizeof s);

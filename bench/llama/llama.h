@@ -32,8 +32,8 @@ struct llama_params {
  *     dqk                (B, T, A + K), as qk
  *     dact               (B, T, F)
  *
- * With config.two_parts each micro-batch has its own dqkv and dqk, with L such arrays in each. They begin
- * model_apart(n) elements apart. */
+ * With config.two_parts each micro-batch has its own dqkv and dqk, with L such arrays in each. With
+ * config.recompute there is one layer instead of L (passes.h). Layers begin model_apart(n) elements apart. */
 struct llama_activations {
     real *norm1, *qk, *qkv, *atty, *residual2, *norm2, *gate_up, *act;
     real *norm, *dqkv, *dqk, *dact;

@@ -264,6 +264,7 @@ const struct model_ops llama_ops = {
     .flop_per_token = flop_per_token,
     .kept_elems = kept_elems,
     .most_bytes = most_bytes,
+    .layers_use_positions = true,
     .passes_f32 = &llama_passes_f32,
     .passes_bf16 = &llama_passes_bf16,
 };

@@ -27,7 +27,7 @@ int memory_fit_needed(const struct memory_fit *f, const struct model_config *con
         return err;
     /* The model's first weights exist until they are wrapped. */
     *out_bytes = f->ranks * (info.bytes.total + info.bytes.param_shards +
-                             config->ops->most_bytes(config, f->batch, element_bytes) + PROCESS_BYTES);
+                             model_most_bytes(config, f->batch, element_bytes) + PROCESS_BYTES);
     return 0;
 }
 

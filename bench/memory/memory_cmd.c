@@ -48,6 +48,7 @@ static const struct option_row rows[] = {
      "With --pp: the order in which stages take micro-batches (1f1b)", OPTION_WORD(schedule, pipe_schedules)},
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
      OPTION_INT(stages_per_rank, 1, PIPE_MAX_OWN)},
+    MODEL_RECOMPUTE_ROW(model.),
     {"steps", "N", "Steps at each stage (3)", OPTION_INT(steps, 1, 1000000)},
     {"device", "host|cuda", "Where the model computes; cuda: a GPU for each rank (host)",
      OPTION_WORD(device, option_devices)},

@@ -160,6 +160,8 @@ static void add_sizes(struct command *a, const struct memory_runs *runs)
     add_number(a, "accum", runs->o->accum);
     add_number(a, "layers", c->layers);
     add_number(a, "context", c->context);
+    if (c->recompute)
+        add(a, "--recompute");
     if (c->hf) {
         add(a, "--model=%s", runs->o->model.dir);
         return;

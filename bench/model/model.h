@@ -55,7 +55,12 @@
  *                          4*l to 4*l + 3 are of layer l, 4*L of the head and 4*L + 1 of the embedding
  *
  * These begin model_apart(R*C) elements apart. So each is aligned as a single array is, because the alignment
- * may decide how a GPU adds up. */
+ * may decide how a GPU adds up. So do the activations inside layers.
+ *
+ * With config.recompute, layers have only embedded and residual for each micro-batch. The activations inside
+ * a layer exist once, and backward computes them again (model_layer_backward). If a backward pass comes in
+ * two parts, the second part has no parameters to compute them with. So from the first part to the second, a
+ * micro-batch has a block of memory for what all layers leave, and for kept_grads (model_kept.between). */
 struct model_activations {
     real *embedded, *residual, *dlogits;
     real *dresidual, *dbtc, *dbias, *all, *shared, *kept_grads;
@@ -85,14 +90,28 @@ struct model_block {
     int64_t bytes;
 };
 
-/* The results of one micro-batch's forward, and pointers to the buffers of backward, which micro-batches
- * share. */
+/* How many arrays of each sort a block of memory has, for the sizes that a kind of model adds. */
+struct model_counts {
+    /* Layers whose activations and statistics inside a layer it has; and the same of those that the part of
+     * backward for gradients of weights does not read. A layer's activations begin model_apart(n) elements
+     * after those of the layer before. */
+    int64_t layers, first_part;
+    /* 1: it has those of the head. */
+    int64_t head;
+    /* The same of gradients inside a layer, which are buffers of backward. */
+    int64_t gradients;
+    /* 1: it has the buffers that all micro-batches share. */
+    int64_t once;
+};
+
+/* The results of one micro-batch's forward, and pointers to the buffers that micro-batches share. */
 struct model_kept {
-    struct model_activations acts;
-    struct model_statistics stats;
-    /* The arrays that the kind of model adds. */
-    void *own_acts[MODEL_MAX_ARRAYS], *own_stats[MODEL_MAX_ARRAYS];
+    /* The pointers of struct model_activations or model_statistics, and those that the kind of model adds. */
+    void *acts[MODEL_N_ACTIVATIONS + MODEL_MAX_ARRAYS], *stats[MODEL_N_STATISTICS + MODEL_MAX_ARRAYS];
     struct model_block acts_memory, stats_memory;
+    /* With config.recompute: the number of the block of model.between that a micro-batch has between the two
+     * parts of its backward pass, counted from 1. 0: none. Of such a block: 1 if a micro-batch has it. */
+    int64_t between;
 };
 
 /* What backward computes: everything; or, with config.two_parts, the gradients of inputs, which need the
@@ -108,9 +127,9 @@ struct model_passes {
      * activations and its statistics, in the order of sizes(). */
     size_t own_bytes, params_at, grads_at, acts_at, stats_at;
     int32_t n_acts, n_stats;
-    /* Writes how many elements each of its activations and statistics has. Buffers that all micro-batches
-     * share have elements in the first one only. */
-    void (*sizes)(const struct model *m, bool first, int64_t *acts, int64_t *stats);
+    /* Writes how many elements each of its activations and statistics has in a block with n of them. Arrays
+     * of no elements are shared with another block. */
+    void (*sizes)(const struct model *m, const struct model_counts *n, int64_t *acts, int64_t *stats);
     /* Called once its memory is there, if not NULL. Returns 0 or a zero_err. */
     int (*open)(struct model *m);
     /* See below. */
@@ -132,8 +151,11 @@ struct model {
     /* Backward stores the gradients of matrices and adds all others. If false, it adds all. Set by the caller
      * before a backward pass. */
     bool stores;
-    /* Set by the caller before a backward pass. */
+    /* What the backward pass computes (model_begin_backward). */
     enum model_computes computes;
+    /* layer_forward runs in backward, to compute the layer's activations again (config.recompute). It must
+     * leave out the layer's output, which forward has kept. */
+    bool recomputes;
     /* The weight of a token's loss in gradients; set by the caller before a forward pass. 0: 1 / (B*T). */
     float loss_scale;
     /* Tensor parallelism; set before forward if config.tp is above 1. All functions return 0 or a zero_err.
@@ -155,7 +177,11 @@ struct model {
     struct model_activations acts;
     struct model_statistics stats;
     struct model_kept *kept;
-    int64_t n_kept;
+    int64_t n_kept, current;
+    /* With config.recompute, activations of all layers for as many micro-batches as were between the two
+     * parts of a backward pass at the same time. */
+    struct model_kept *between;
+    int64_t n_between;
     /* (B, T) The loss of each token; the sum of their means over micro-batches. */
     double *losses, *loss;
 
@@ -245,6 +271,10 @@ real *model_residual_before(struct model *m, int64_t l);
 real *model_last_residual(struct model *m);
 /* Copies such an output, or its gradient. */
 void model_copy_residual(struct model *m, void *dst, const void *src);
+/* Surround a backward pass of the current micro-batch, or one part of it. Without config.two_parts they may
+ * be left out. A failure to allocate memory is in m->err. */
+void model_begin_backward(struct model *m, enum model_computes computes);
+void model_end_backward(struct model *m);
 /* Backward: head, layers in reverse, embed. Between them, the gradient is at m->acts.dresidual (B, T, C),
  * which the part for weights does not use. Gradients of parameters are added, or stored (m->stores). */
 static inline void model_head_backward(struct model *m)
@@ -253,6 +283,11 @@ static inline void model_head_backward(struct model *m)
 }
 static inline void model_layer_backward(struct model *m, int64_t l)
 {
+    if (m->config.recompute && m->computes != MODEL_WEIGHTS) {
+        m->recomputes = true;
+        m->passes->layer_forward(m, l);
+        m->recomputes = false;
+    }
     m->passes->layer_backward(m, l);
 }
 static inline void model_embed_backward(struct model *m)

@@ -50,6 +50,38 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
+/* C, divided over the ranks whose rows between products are split. */
+static int64_t own_channels(const struct model_config *c)
+{
+    return c->sequence ? model_part(c, c->channels) : c->channels;
+}
+
+/* What a stage would keep with another number of layers. */
+static int64_t kept_with(const struct model_config *stage, int64_t layers)
+{
+    struct model_config c = *stage;
+    c.layers = layers;
+    return c.ops->kept_elems(&c);
+}
+
+int64_t model_layer_elems(const struct model_config *stage)
+{
+    return stage->recompute ? kept_with(stage, 1) - kept_with(stage, 0) - own_channels(stage) : 0;
+}
+
+int64_t model_kept_elems(const struct model_config *stage)
+{
+    return kept_with(stage, stage->layers) - stage->layers * model_layer_elems(stage);
+}
+
+int64_t model_most_bytes(const struct model_config *c, int64_t B, int64_t element_bytes)
+{
+    struct model_config full = *c;
+    full.layers = c->recompute ? 1 : c->layers;
+    return c->ops->most_bytes(&full, B, element_bytes) +
+           (c->layers - full.layers) * B * c->context * c->channels * element_bytes;
+}
+
 /* The layout is that of context.c's buffers. */
 struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int64_t element_bytes)
 {
@@ -68,9 +100,9 @@ struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int6
                                                 model_apart(larger(all, 2 * all_kv)) +
                                                 model_apart(tokens * heads)};
     default:
-        return (struct model_cp_room){.reals = model_apart(larger(2 * c->cp * some_kv, some)) +
-                                               model_apart(2 * c->cp * some_kv) +
-                                               (n < heads ? 2 * model_apart(some) : 0),
+        return (struct model_cp_room){.reals =
+                                          larger(2 * model_apart(2 * c->cp * some_kv), model_apart(some)) +
+                                          (n < heads ? 2 * model_apart(some) : 0),
                                       .floats = 2 * model_apart(2 * c->cp * some_kv) + model_apart(some)};
     }
 }
@@ -247,6 +279,7 @@ static error_t finish(struct argp_state *state, void *options)
     c->cp_order = own->cp_order;
     c->cp_heads = own->cp_heads;
     c->documents = own->documents;
+    c->recompute = own->recompute;
     return 0;
 }
 

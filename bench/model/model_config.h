@@ -58,6 +58,8 @@ struct model_config {
     bool no_embedding, no_head;
     /* A backward pass may come in two parts, which takes memory for what the first leaves for the second. */
     bool two_parts;
+    /* Forward keeps only the inputs of layers. Backward computes a layer's other activations again. */
+    bool recompute;
 };
 
 /* T, the tokens of a row that a rank has. */
@@ -147,8 +149,24 @@ bool model_cp_fault(const struct model_config *c, char *text, size_t n);
  * micro-batch of B rows. */
 int64_t model_cp_bytes(const struct model_config *c, int64_t B, int64_t element_bytes);
 
+/* Elements that a stage keeps for each token of a micro-batch until its backward pass, as ops->kept_elems says
+ * or, with recompute, fewer. And elements for each token that exist once for all micro-batches: with recompute
+ * those inside one layer, else none. */
+int64_t model_kept_elems(const struct model_config *stage);
+int64_t model_layer_elems(const struct model_config *stage);
+/* As ops->most_bytes, with recompute, too. */
+int64_t model_most_bytes(const struct model_config *c, int64_t B, int64_t element_bytes);
+
 /* The names of enum model_cp_form and enum model_cp_order on command lines. */
 extern const struct option_word model_cp_forms[], model_cp_orders[];
+
+/* The option of recompute. `in` is as in MODEL_CP_ROWS. */
+#define MODEL_RECOMPUTE_ROW(in)                                                                              \
+    {                                                                                                        \
+        "recompute", NULL,                                                                                   \
+            "Keep only the inputs of layers, and compute a layer's activations again before its backward",   \
+            OPTION_FLAG(in own.recompute)                                                                    \
+    }
 
 /* The options of cp. `in` is the field, with a dot, that has the struct model_options in OPTION_STRUCT. */
 #define MODEL_CP_ROWS(in)                                                                                    \
@@ -224,12 +242,15 @@ struct model_ops {
      * appendix B): 6 for each weight in a product, plus 12 * L * C * T for attention without regard to
      * causality. */
     double (*flop_per_token)(const struct model_config *c);
-    /* Elements that a stage keeps for each token until its backward pass. They do not include attention's
+    /* Elements that a stage without recompute keeps for each token until its backward pass: so many for each
+     * layer, one C of which is the layer's output, and those of its ends. They do not include attention's
      * matrices, statistics and scratch, and the stage's input, which the library keeps. */
     int64_t (*kept_elems)(const struct model_config *stage);
-    /* Bytes that model_open takes for micro-batches of B rows, rounded up. */
+    /* Bytes that model_open takes for micro-batches of B rows without recompute, rounded up. */
     int64_t (*most_bytes)(const struct model_config *c, int64_t B, int64_t element_bytes);
 
+    /* Layers use the positions of their tokens, not only the embedding. */
+    bool layers_use_positions;
     /* Its forward and backward passes, one for each dtype (model.h). */
     const struct model_passes *passes_f32, *passes_bf16;
 };

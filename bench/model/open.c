@@ -9,7 +9,8 @@
 
 #define PIECE ((int64_t)1 << 21) /* elements drawn at a time */
 
-/* Allocates one page-aligned block and points n pointers at consecutive pieces of it. */
+/* Allocates one page-aligned block and points n pointers at consecutive pieces of it. If all are empty, it
+ * allocates nothing. */
 static int lay_out(struct model *m, struct model_block *block, void **pieces, const int64_t *sizes, int n,
                    size_t element_bytes)
 {
@@ -18,12 +19,12 @@ static int lay_out(struct model *m, struct model_block *block, void **pieces, co
     for (int i = 0; i < n; i++)
         total += (sizes[i] + align - 1) / align * align;
     struct model_block b = {NULL, total * (int64_t)element_bytes};
-    int err = m->compute->dev->ops->alloc(m->compute->dev, b.bytes, &b.p);
+    int err = total ? m->compute->dev->ops->alloc(m->compute->dev, b.bytes, &b.p) : 0;
     if (err)
         return err;
     *block = b;
     for (int64_t i = 0, at = 0; i < n; i++) {
-        pieces[i] = (char *)b.p + (size_t)at * element_bytes;
+        pieces[i] = b.p ? (char *)b.p + (size_t)at * element_bytes : NULL;
         at += (sizes[i] + align - 1) / align * align;
     }
     return 0;
@@ -36,12 +37,10 @@ static void give_back(struct model *m, struct model_block *block)
     *block = (struct model_block){0};
 }
 
-/* An array of no elements, in any but the first micro-batch, is the first one's. */
-static void share(void **pieces, const int64_t *sizes, void *const *first, int32_t n)
+static void close_block(struct model *m, struct model_kept *k)
 {
-    for (int32_t i = 0; i < n && first; i++)
-        if (sizes[i] == 0)
-            pieces[i] = first[i];
+    give_back(m, &k->acts_memory);
+    give_back(m, &k->stats_memory);
 }
 
 static int64_t larger(int64_t a, int64_t b)
@@ -55,44 +54,67 @@ static int64_t widest_bias(const struct model_config *c)
     return larger(4 * c->channels, larger(model_part_qkv(c), model_part_hidden(c)));
 }
 
-/* Allocates one micro-batch's activations. Only the first micro-batch allocates the buffers of backward, and
- * all others share them. */
-static int open_activations(struct model *m, struct model_kept *k, bool first, const int64_t *own_sizes)
+/* What a block of memory is for: the first micro-batch, which has the buffers that all micro-batches share,
+ * another one, or layers between the two parts of a backward pass (config.recompute). */
+enum purpose { FIRST, NEXT, BETWEEN };
+
+/* An array of no elements is that of `other`, or NULL. */
+static void share(void **pieces, const int64_t *sizes, void *const *other, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (sizes[i] == 0)
+            pieces[i] = other ? other[i] : NULL;
+}
+
+static struct model_counts counts_of(const struct model *m, enum purpose purpose)
+{
+    const struct model_config *c = &m->config;
+    bool full = !c->recompute || purpose == BETWEEN;
+    int64_t once = purpose == FIRST;
+    return (struct model_counts){.layers = full ? c->layers : once,
+                                 .first_part = c->recompute ? once : c->layers,
+                                 .head = purpose != BETWEEN && !c->no_head,
+                                 .gradients = c->two_parts ? (full ? c->layers : 0) : once,
+                                 .once = once};
+}
+
+/* Allocates activations. */
+static int open_activations(struct model *m, struct model_kept *k, enum purpose purpose,
+                            const struct model_counts *counts, const int64_t *own_sizes)
 {
     int64_t L = m->config.layers, C = m->config.channels, BT = model_own_tokens(m), R = model_own_rows(m);
+    bool first = purpose == FIRST, kept = purpose != BETWEEN;
     int64_t BT_shared = first ? BT : 0;
     int32_t n = m->passes->n_acts;
     int64_t sizes[MODEL_N_ACTIVATIONS + MODEL_MAX_ARRAYS] = {
-        m->config.no_embedding ? 0 : R * C,                              /* embedded */
-        L * R * C,                                                       /* residual */
-        m->config.no_head ? 0 : BT * m->ld_logits,                       /* dlogits */
-        first ? R * C : 0,                                               /* dresidual */
-        BT_shared * larger(C, model_part_channels(&m->config)),          /* dbtc */
-        first ? widest_bias(&m->config) : 0,                             /* dbias */
-        m->config.sequence ? BT_shared * C : 0,                          /* all */
-        first ? model_cp_room(&m->config, m->B, sizeof(real)).reals : 0, /* shared */
-        m->config.two_parts ? (4 * L + 2) * model_apart(R * C) : 0,      /* kept_grads */
+        kept && !m->config.no_embedding ? R * C : 0,                                     /* embedded */
+        kept ? L * R * C : 0,                                                            /* residual */
+        counts->head * BT * m->ld_logits,                                                /* dlogits */
+        first ? R * C : 0,                                                               /* dresidual */
+        BT_shared * larger(C, model_part_channels(&m->config)),                          /* dbtc */
+        first ? widest_bias(&m->config) : 0,                                             /* dbias */
+        m->config.sequence ? BT_shared * C : 0,                                          /* all */
+        first ? model_cp_room(&m->config, m->B, sizeof(real)).reals : 0,                 /* shared */
+        m->config.two_parts && counts->gradients ? (4 * L + 2) * model_apart(R * C) : 0, /* kept_grads */
     };
-    void *pieces[MODEL_N_ACTIVATIONS + MODEL_MAX_ARRAYS];
     memcpy(sizes + MODEL_N_ACTIVATIONS, own_sizes, (size_t)n * sizeof *sizes);
-    ZR_TRY(lay_out(m, &k->acts_memory, pieces, sizes, MODEL_N_ACTIVATIONS + n, sizeof(real)));
-    share(pieces, sizes, first ? NULL : (void **)&m->kept[0].acts, MODEL_N_ACTIVATIONS);
-    share(pieces + MODEL_N_ACTIVATIONS, own_sizes, first ? NULL : m->kept[0].own_acts, n);
-    memcpy(&k->acts, pieces, sizeof k->acts);
-    memcpy(k->own_acts, pieces + MODEL_N_ACTIVATIONS, (size_t)n * sizeof *pieces);
+    n += MODEL_N_ACTIVATIONS;
+    ZR_TRY(lay_out(m, &k->acts_memory, k->acts, sizes, n, sizeof(real)));
+    share(k->acts, sizes, purpose == NEXT ? m->kept[0].acts : NULL, n);
     return 0;
 }
 
-/* Allocates one micro-batch's statistics. Only the first micro-batch allocates the buffers, and all others
- * share them. */
-static int open_statistics(struct model *m, struct model_kept *k, bool first, const int64_t *own_sizes)
+/* Allocates statistics. */
+static int open_statistics(struct model *m, struct model_kept *k, enum purpose purpose,
+                           const struct model_counts *counts, const int64_t *own_sizes)
 {
     int64_t T = model_own_context(&m->config), BT = model_own_tokens(m), NH = model_part_heads(&m->config);
+    bool first = purpose == FIRST;
     int64_t ld = m->config.no_head ? 0 : m->ld_logits, T_shared = first ? T : 0;
     int64_t quarter = (widest_bias(&m->config) + 3) / 4; /* scratch suits biases of 4 times this */
     int32_t n = m->passes->n_stats;
     int64_t sizes[MODEL_N_STATISTICS + MODEL_MAX_ARRAYS] = {
-        m->config.layers * NH * BT,                                       /* logsum */
+        counts->first_part * NH * BT,                                     /* logsum */
         first ? NH * BT : 0,                                              /* dots */
         first ? model_context_scratch(m) : 0,                             /* attention */
         T_shared * ld,                                                    /* logits */
@@ -100,37 +122,37 @@ static int open_statistics(struct model *m, struct model_kept *k, bool first, co
         first ? m->layers->n_scratch(m->compute, BT, quarter) : 0,        /* scratch */
         first ? model_cp_room(&m->config, m->B, sizeof(real)).floats : 0, /* shared */
     };
-    void *pieces[MODEL_N_STATISTICS + MODEL_MAX_ARRAYS];
     memcpy(sizes + MODEL_N_STATISTICS, own_sizes, (size_t)n * sizeof *sizes);
-    ZR_TRY(lay_out(m, &k->stats_memory, pieces, sizes, MODEL_N_STATISTICS + n, sizeof(float)));
-    share(pieces, sizes, first ? NULL : (void **)&m->kept[0].stats, MODEL_N_STATISTICS);
-    share(pieces + MODEL_N_STATISTICS, own_sizes, first ? NULL : m->kept[0].own_stats, n);
-    memcpy(&k->stats, pieces, sizeof k->stats);
-    memcpy(k->own_stats, pieces + MODEL_N_STATISTICS, (size_t)n * sizeof *pieces);
+    n += MODEL_N_STATISTICS;
+    ZR_TRY(lay_out(m, &k->stats_memory, k->stats, sizes, n, sizeof(float)));
+    share(k->stats, sizes, purpose == NEXT ? m->kept[0].stats : NULL, n);
     return 0;
 }
 
-static int open_kept(struct model *m, struct model_kept *k, bool first)
+/* Appends a block to a list. */
+static int open_block(struct model *m, struct model_kept **list, int64_t *n, enum purpose purpose)
 {
+    const struct model_counts counts = counts_of(m, purpose);
     int64_t acts[MODEL_MAX_ARRAYS], stats[MODEL_MAX_ARRAYS];
-    m->passes->sizes(m, first, acts, stats);
-    ZR_TRY(open_activations(m, k, first, acts));
-    return open_statistics(m, k, first, stats);
+    ZR_TRY(ZR_GROW(*list, *n + 1, "%lld micro-batches", (long long)(*n + 1)));
+    struct model_kept *k = &(*list)[*n];
+    *k = (struct model_kept){0};
+    m->passes->sizes(m, &counts, acts, stats);
+    int err = open_activations(m, k, purpose, &counts, acts);
+    err = err ? err : open_statistics(m, k, purpose, &counts, stats);
+    if (err)
+        close_block(m, k);
+    else
+        ++*n;
+    return err;
 }
 
 int model_keep(struct model *m, int64_t n)
 {
-    int err = 0;
-    if (n > m->n_kept)
-        ZR_TRY(ZR_GROW(m->kept, n, "%lld micro-batches", (long long)n));
-    while (m->n_kept < n && !err) {
-        int64_t i = m->n_kept++;
-        m->kept[i] = (struct model_kept){0};
-        err = open_kept(m, &m->kept[i], i == 0);
-    }
-    if (!err)
-        model_turn_to(m, 0);
-    return err;
+    while (m->n_kept < n)
+        ZR_TRY(open_block(m, &m->kept, &m->n_kept, m->n_kept ? NEXT : FIRST));
+    model_turn_to(m, 0);
+    return 0;
 }
 
 /* One of the structs of pointers in m->own. */
@@ -139,14 +161,60 @@ static void **own_pointers(const struct model *m, size_t at)
     return (void **)((char *)m->own + at);
 }
 
+/* Lets the model's pointers point at a block's arrays. */
+static void point_at(struct model *m, const struct model_kept *k)
+{
+    const struct model_passes *p = m->passes;
+    const struct {
+        void **to, *const *from;
+        int32_t n;
+    } parts[] = {{(void **)&m->acts, k->acts, MODEL_N_ACTIVATIONS},
+                 {own_pointers(m, p->acts_at), k->acts + MODEL_N_ACTIVATIONS, p->n_acts},
+                 {(void **)&m->stats, k->stats, MODEL_N_STATISTICS},
+                 {own_pointers(m, p->stats_at), k->stats + MODEL_N_STATISTICS, p->n_stats}};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        for (int32_t j = 0; j < parts[i].n; j++)
+            if (parts[i].from[j])
+                parts[i].to[j] = parts[i].from[j];
+}
+
 void model_turn_to(struct model *m, int64_t i)
 {
-    const struct model_kept *k = &m->kept[i];
-    const struct model_passes *p = m->passes;
-    m->acts = k->acts;
-    m->stats = k->stats;
-    memcpy(own_pointers(m, p->acts_at), k->own_acts, (size_t)p->n_acts * sizeof(void *));
-    memcpy(own_pointers(m, p->stats_at), k->own_stats, (size_t)p->n_stats * sizeof(void *));
+    m->current = i;
+    point_at(m, &m->kept[i]);
+    if (m->kept[i].between)
+        point_at(m, &m->between[m->kept[i].between - 1]);
+}
+
+/* Gives the current micro-batch a block that no other one has. */
+static int take_between(struct model *m)
+{
+    int64_t i = 0;
+    while (i < m->n_between && m->between[i].between)
+        i++;
+    if (i == m->n_between)
+        ZR_TRY(open_block(m, &m->between, &m->n_between, BETWEEN));
+    m->between[i].between = 1;
+    m->kept[m->current].between = i + 1;
+    point_at(m, &m->between[i]);
+    return 0;
+}
+
+void model_begin_backward(struct model *m, enum model_computes computes)
+{
+    m->computes = computes;
+    if (m->config.recompute && m->config.two_parts && computes != MODEL_WEIGHTS && !m->err)
+        m->err = take_between(m);
+}
+
+void model_end_backward(struct model *m)
+{
+    struct model_kept *k = &m->kept[m->current];
+    if (k->between && m->computes != MODEL_INPUTS) {
+        m->between[k->between - 1].between = 0;
+        k->between = 0;
+        model_turn_to(m, m->current);
+    }
 }
 
 struct model_pointers model_pointers_of(const struct model *m)
@@ -356,6 +424,8 @@ int64_t model_activation_bytes(const struct model *m)
     int64_t bytes = model_cp_room(&m->config, m->B, sizeof(real)).floats * (int64_t)sizeof(float);
     for (int64_t i = 0; i < m->n_kept; i++)
         bytes += m->kept[i].acts_memory.bytes;
+    for (int64_t i = 0; i < m->n_between; i++)
+        bytes += m->between[i].acts_memory.bytes;
     return bytes;
 }
 
@@ -368,11 +438,12 @@ void model_close(struct model *m)
     struct model_block *blocks[] = {&m->params_memory, &m->grads_memory, &m->losses_memory, &m->batch_memory};
     for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
         give_back(m, blocks[i]);
-    for (int64_t i = 0; i < m->n_kept; i++) {
-        give_back(m, &m->kept[i].acts_memory);
-        give_back(m, &m->kept[i].stats_memory);
-    }
+    for (int64_t i = 0; i < m->n_kept; i++)
+        close_block(m, &m->kept[i]);
+    for (int64_t i = 0; i < m->n_between; i++)
+        close_block(m, &m->between[i]);
     free(m->kept);
+    free(m->between);
     if (m->staged_memory.p)
         dev->ops->host_free(dev, m->staged_memory.p, m->staged_memory.bytes);
     dev->ops->event_close(m->sent[0]);

@@ -3,7 +3,11 @@
  * embedding and the loss. The files of a kind of model include it, users of a model do not.
  *
  * Functions without a result do nothing after the first failure, which is in m->err. With config.two_parts a
- * function knows from m->computes which part of a backward pass it is in. */
+ * function knows from m->computes which part of a backward pass it is in.
+ *
+ * For config.recompute, a kind of model does three things. Its layer_forward and layer_backward find a layer's
+ * arrays by model_slice and the functions after it. Its layer_forward leaves out the product of the layer's
+ * output if m->recomputes. Its sizes() follows struct model_counts. */
 #ifndef ZERO_BENCH_MODEL_PASSES_H
 #define ZERO_BENCH_MODEL_PASSES_H
 
@@ -64,6 +68,29 @@ const real *model_own_sum(struct model *m, int64_t k, real *x);
 static inline real *model_of_layer(real *tensor, int64_t l, int64_t n)
 {
     return tensor ? tensor + l * n : NULL;
+}
+
+/* The place of layer l in the arrays of activations and statistics inside layers. With config.recompute they
+ * are those of a single layer, except between the two parts of a backward pass. */
+static inline int64_t model_slice(const struct model *m, int64_t l)
+{
+    return m->config.recompute && !m->kept[m->current].between ? 0 : l;
+}
+/* The same in arrays that the part of backward for gradients of weights does not read. */
+static inline int64_t model_first_part_slice(const struct model *m, int64_t l)
+{
+    return m->config.recompute ? 0 : l;
+}
+/* The same in the arrays of gradients inside layers, which are backward's buffers. */
+static inline int64_t model_gradient_slice(const struct model *m, int64_t l)
+{
+    return m->config.two_parts ? model_slice(m, l) : 0;
+}
+
+/* Slice i of such an array, with n elements in each. */
+static inline real *model_slice_of(real *array, int64_t i, int64_t n)
+{
+    return array + i * model_apart(n);
 }
 
 /* ---- attention, embedding and head ---- */

@@ -146,7 +146,7 @@ void model_linear_backward_weight(struct model *m, real *dweight, real *dbias, c
 void model_attend(struct model *m, int64_t l, real *atty, real *qkv)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
-    RUN(m, model_context_forward(m, l, atty, qkv));
+    RUN(m, model_context_forward(m, model_first_part_slice(m, l), atty, qkv));
     profile_enter(m->profile, before);
 }
 
@@ -156,6 +156,6 @@ void model_attend_backward(struct model *m, int64_t l, real *dqkv, const real *d
     if (m->computes == MODEL_WEIGHTS)
         return;
     enum profile_part before = profile_enter(m->profile, PROFILE_ATTENTION);
-    RUN(m, model_context_backward(m, l, dqkv, datty, atty, qkv));
+    RUN(m, model_context_backward(m, model_first_part_slice(m, l), dqkv, datty, atty, qkv));
     profile_enter(m->profile, before);
 }

@@ -7,13 +7,13 @@
 
 /* Sizes of a GPT of at most n parameters, in the proportions of published models: about a hundred channels
  * per layer. Channels are as many as fit, and a multiple of 8 in each of tp parts if there are enough.
- * Channels are 0 if n is too small for any. */
+ * Channels are 0 if n is too small for any. Each part has one head. */
 static struct model_config sizes_for(int64_t n, int64_t tp)
 {
     int64_t step = 8 * (tp > 1 ? tp : 1);
     bool large = n >= 100000000;
     struct model_config c = {.ops = &gpt2_ops,
-                             .heads = tp > 1 ? tp : 1, /* one in each part */
+                             .heads = tp > 1 ? tp : 1,
                              .context = large ? 1024 : 64,
                              .vocab = large ? 50257 : 256};
     double layers = round(cbrt((double)n / 120000.0)); /* n = 12 * L * C^2 with C = 100 * L */
@@ -33,6 +33,7 @@ struct model_config plan_sizes(const struct model_config *model, int64_t params)
 {
     struct model_config c = params ? sizes_for(params, model->tp) : *model;
     c.sequence = model->sequence;
+    c.recompute = model->recompute;
     c.cp = model->cp;
     c.cp_form = model->cp_form;
     c.cp_order = model->cp_order;

@@ -71,22 +71,30 @@ static int plan_rank(struct planning *p, int64_t rank)
     return status;
 }
 
+/* The forward passes that a backward pass takes as long as. */
+static int32_t backward_of(const struct plan_options *o)
+{
+    return o->model.config.recompute ? 3 : 2;
+}
+
 /* Simulates the schedule. The forward pass of a stage takes as many nanoseconds as it has layers. */
 static int time_stages(struct planning *p)
 {
     static int32_t layers[PIPE_MAX_STAGES * PIPE_MAX_OWN];
-    static int64_t kept[PIPE_MAX_STAGES * PIPE_MAX_OWN];
+    static int64_t kept[PIPE_MAX_STAGES * PIPE_MAX_OWN], between[PIPE_MAX_STAGES * PIPE_MAX_OWN];
     for (int64_t s = 0; s < n_stages(p); s++) {
         layers[s] = (int32_t)layers_of(p, s);
         kept[s] = plan_kept_bytes(p->o, layers[s], s);
+        between[s] = layers[s] * plan_layer_bytes(p->o);
     }
     const struct pipe_times t = {.schedule = p->o->schedule,
                                  .pp = (int32_t)p->o->pp,
                                  .per_rank = (int32_t)p->o->stages_per_rank,
                                  .micro_batches = (int32_t)p->o->accum,
                                  .forward_ns = layers,
-                                 .backward = 2,
-                                 .kept_bytes = kept};
+                                 .backward = backward_of(p->o),
+                                 .kept_bytes = kept,
+                                 .between_bytes = between};
     if (!pipe_simulate(&t, &p->pipe))
         return 0;
     fprintf(stderr, "zero-bench plan: --pp: %s\n", zr_error_text());
@@ -94,10 +102,10 @@ static int time_stages(struct planning *p)
 }
 
 /* Bytes of activations that a rank keeps, at most, and of the buffers that each of its stages has for
- * --cp. */
+ * --recompute and --cp. */
 static int64_t kept_bytes(const struct planning *p, int64_t rank)
 {
-    return p->pipe.kept_bytes[rank] + p->o->stages_per_rank * plan_cp_room(p->o);
+    return p->pipe.kept_bytes[rank] + p->o->stages_per_rank * (plan_layer_bytes(p->o) + plan_cp_room(p->o));
 }
 
 /* Memory of a rank, activations included. */
@@ -147,14 +155,16 @@ static void print_head(const struct planning *p)
     printf("\n%s, %lld micro-batches of %lld x %lld tokens: stages stand still for %.2f%% of a step",
            option_word_of(pipe_schedules, o->schedule), (long long)o->accum, (long long)o->batch,
            (long long)c.context, 100 * p->pipe.bubble);
-    int64_t parts = pipe_parts(o->schedule, o->stages_per_rank, 2);
+    int64_t parts = pipe_parts(o->schedule, o->stages_per_rank, backward_of(o));
+    char factor[24] = "";
+    if (parts > 1)
+        snprintf(factor, sizeof factor, "%lld", (long long)parts);
     printf(" (%.2f%%, (p-1)/(%sm+p-1), where all have as many layers)\n",
            100 * (double)(o->pp - 1) / (double)(parts * o->accum + o->pp - 1),
-           o->stages_per_rank > 1 ? "v"
-           : parts > 1            ? "3"
-                                  : "");
-    printf("Activations are those of bench/gpt2, kept from forward to backward, nothing computed again; not "
+           o->stages_per_rank > 1 ? "v" : factor);
+    printf("Activations are those of bench/gpt2, kept from forward to backward, %s computed again; not "
            "counted are attention's matrices, statistics, scratch%s\n\n",
+           o->model.config.recompute ? "those inside layers" : "nothing",
            o->schedule == ZERO_SCHEDULE_ZERO_BUBBLE ? ", gradients between the parts of a backward" : "");
 }
 

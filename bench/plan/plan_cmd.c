@@ -19,6 +19,7 @@ static const struct option_row rows[] = {
     {"dp-shard", "N", "Groups of N ranks, a number that divides the world: tells of HSDP and HFSDP, too",
      OPTION_INT(dp_shard, 1, 1000000)},
     PLAN_MESH_ROWS(),
+    MODEL_RECOMPUTE_ROW(model.),
     {"optimizer", "NAME", "One of:" OPTION_OPTIMIZERS " (adamw)", OPTION_WORD(optimizer, option_optimizers)},
     {"accum", "N", "Micro-batches per step (1; with --pp two for each of its ranks)",
      OPTION_INT(accum, 1, 100000)},
@@ -188,7 +189,13 @@ int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t st
     c.layers = layers;
     c.no_embedding = stage > 0;
     c.no_head = stage < o->pp * o->stages_per_rank - 1;
-    return tokens_of(o, &c) * c.ops->kept_elems(&c) * dtype_bytes(o);
+    return tokens_of(o, &c) * model_kept_elems(&c) * dtype_bytes(o);
+}
+
+int64_t plan_layer_bytes(const struct plan_options *o)
+{
+    struct model_config c = plan_sizes(&o->model.config, o->params);
+    return tokens_of(o, &c) * model_layer_elems(&c) * dtype_bytes(o);
 }
 
 int64_t plan_cp_room(const struct plan_options *o)
@@ -217,7 +224,7 @@ static void print_cp(const struct plan_options *o, int n_columns, int64_t layers
 }
 
 static void print_table(const struct plan_options *o, const struct zero_plan_info *info, const int64_t *ns,
-                        int n_columns, int32_t layers)
+                        int n_columns, int32_t n_units)
 {
     struct zero_bytes bytes[N_COLUMNS];
     int64_t paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS];
@@ -231,14 +238,15 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     if (o->model.config.tp > 1)
         snprintf(parts, sizeof parts, " of one of %lld parts", (long long)o->model.config.tp);
     printf("%lld parameters%s in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, parts,
-           layers + 1, option_word_of(option_dtypes, o->dtype),
-           option_word_of(option_optimizers, o->optimizer), (long long)o->world, o->world == 1 ? "" : "s");
+           n_units, option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
+           (long long)o->world, o->world == 1 ? "" : "s");
     stage_table_head("per rank", n_columns);
     stage_table_memory(bytes, "total", n_columns);
     if (o->batch) {
         int64_t kept[N_COLUMNS];
         for (int c = 0; c < n_columns; c++)
-            kept[c] = plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0);
+            kept[c] =
+                plan_kept_bytes(o, plan_sizes(&o->model.config, o->params).layers, 0) + plan_layer_bytes(o);
         stage_table_bytes("activations besides", kept, n_columns);
         if (plan_cp(o) > 1)
             print_cp(o, n_columns, plan_sizes(&o->model.config, o->params).layers);
@@ -277,7 +285,8 @@ void plan_add_cp(const struct plan_options *o, json_t *line, int64_t layers)
 static void add_activations(const struct plan_options *o, json_t *line)
 {
     int64_t layers = plan_sizes(&o->model.config, o->params).layers;
-    json_object_set_new(line, "activation_bytes", json_integer(plan_kept_bytes(o, layers, 0)));
+    json_object_set_new(line, "activation_bytes",
+                        json_integer(plan_kept_bytes(o, layers, 0) + plan_layer_bytes(o)));
     plan_add_cp(o, line, layers);
 }
 
@@ -298,7 +307,7 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
         status = plan_column(o, c, &rank, &info[c], &ns[c]);
     free(rank.order);
     if (!status && !o->json)
-        print_table(o, info, ns, n_columns, layers);
+        print_table(o, info, ns, n_columns, plan_n_units(tensors, n));
     for (int c = 0; !status && o->json && c < n_columns; c++) {
         json_t *line = plan_line(c, &info[c], ns[c]);
         if (o->batch)

@@ -81,6 +81,11 @@ int64_t plan_cp_bytes(const struct plan_options *o, int64_t layers);
  * the model. The buffers of --cp are plan_cp_room(). */
 int64_t plan_kept_bytes(const struct plan_options *o, int64_t layers, int64_t stage);
 
+/* Bytes of the activations inside one layer. With --recompute each stage has them once, and with
+ * --schedule zero-bubble also once for each layer of a micro-batch that is between the two parts of its
+ * backward pass. Without --recompute 0. */
+int64_t plan_layer_bytes(const struct plan_options *o);
+
 /* Bytes of the buffers for attention with --cp, once for a stage. */
 int64_t plan_cp_room(const struct plan_options *o);
 

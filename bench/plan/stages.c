@@ -67,3 +67,14 @@ int64_t plan_n_params(const struct zero_tensor *tensors, int32_t n)
         all += tensor_elements(&tensors[i]);
     return all;
 }
+
+int32_t plan_n_units(const struct zero_tensor *tensors, int32_t n)
+{
+    int32_t most = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const struct zero_tensor *t = &tensors[i];
+        int32_t end = t->unit + (t->flags & ZERO_STACKED ? (int32_t)t->shape[0] : 1);
+        most = end > most ? end : most;
+    }
+    return most;
+}

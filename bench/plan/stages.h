@@ -31,5 +31,7 @@ bool plan_rank_of(struct plan_rank *out, const struct model_config *sizes, const
 
 /* Parameters of all tensors, in all layers. */
 int64_t plan_n_params(const struct zero_tensor *tensors, int32_t n);
+/* Units of all tensors. Each layer of a stacked tensor is one. */
+int32_t plan_n_units(const struct zero_tensor *tensors, int32_t n);
 
 #endif

@@ -354,7 +354,7 @@ int tune_plan(const struct tune_options *o, struct candidates *c)
     struct planning p = {.o = o, .candidates = c};
     struct zero_tensor tensors[PLAN_N_TENSORS];
     int32_t layers, n = plan_model(tensors, &layers, &o->plan.model.config, o->plan.params, o->plan.dtype);
-    c->n_units = layers + 1;
+    c->n_units = plan_n_units(tensors, n);
     c->n_params = plan_n_params(tensors, n);
     int err = make_ranks(&p, tensors, n, layers);
     err = err ? err : add_all(&p);

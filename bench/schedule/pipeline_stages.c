@@ -83,12 +83,19 @@ static int kept_by(enum zr_pipe_kind kind)
     return kind == ZR_PIPE_FORWARD ? 1 : zr_pipe_gives_weights(kind) ? -1 : 0;
 }
 
-/* The most bytes of activations that a rank keeps at any time. */
-static int64_t most_kept_bytes(const struct pipe_times *t, const struct zr_pipe_row *row)
+/* The same of those between the two parts of a backward pass. */
+static int between_by(enum zr_pipe_kind kind)
+{
+    return kind == ZR_PIPE_BACKWARD_INPUT ? 1 : kind == ZR_PIPE_BACKWARD_WEIGHT ? -1 : 0;
+}
+
+/* The most bytes that a rank has at any time, if its actions change the number of those in `bytes`. */
+static int64_t most_bytes(const int64_t *bytes, int (*change)(enum zr_pipe_kind kind),
+                          const struct zr_pipe_row *row)
 {
     int64_t now = 0, most = 0;
-    for (int64_t i = 0; i < row->n && t->kept_bytes; i++) {
-        now += kept_by(row->at[i].kind) * t->kept_bytes[row->at[i].stage];
+    for (int64_t i = 0; i < row->n && bytes; i++) {
+        now += change(row->at[i].kind) * bytes[row->at[i].stage];
         most = now > most ? now : most;
     }
     return most;
@@ -138,7 +145,8 @@ int pipe_simulate(const struct pipe_times *t, struct pipe_result *out)
         out->n_slots = count_slots(t, n_onward, n_back);
         take_report(t, &report, out);
         for (int32_t r = 0; r < t->pp; r++)
-            out->kept_bytes[r] = most_kept_bytes(t, &computed->rows[r]);
+            out->kept_bytes[r] = most_bytes(t->kept_bytes, kept_by, &computed->rows[r]) +
+                                 most_bytes(t->between_bytes, between_by, &computed->rows[r]);
         zr_pipe_report_close(&report, all);
     }
     zr_pipeline_close(all);

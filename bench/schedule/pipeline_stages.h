@@ -51,6 +51,8 @@ struct pipe_times {
     const int64_t *moves_ns;
     /* (stages) bytes that a stage keeps of a micro-batch until its backward pass; NULL: not counted */
     const int64_t *kept_bytes;
+    /* (stages) bytes that it has besides between the two parts of a backward pass; NULL: not counted */
+    const int64_t *between_bytes;
 };
 
 struct pipe_result {

@@ -47,9 +47,9 @@ static int backward(struct run *r, const struct zero_action *a)
             head = s->unit + s->units.head;
     if (a->kept)
         m->acts.embedded = (real *)(uintptr_t)a->kept;
-    m->computes = phase == ZERO_BACKWARD_INPUT    ? MODEL_INPUTS
-                  : phase == ZERO_BACKWARD_WEIGHT ? MODEL_WEIGHTS
-                                                  : MODEL_ALL;
+    model_begin_backward(m, phase == ZERO_BACKWARD_INPUT    ? MODEL_INPUTS
+                            : phase == ZERO_BACKWARD_WEIGHT ? MODEL_WEIGHTS
+                                                            : MODEL_ALL);
     if (a->in && phase != ZERO_BACKWARD_WEIGHT)
         model_copy_residual(m, m->acts.dresidual, a->in);
     if (!s->config.no_head) {
@@ -71,19 +71,22 @@ static int backward(struct run *r, const struct zero_action *a)
     }
     if (a->out)
         model_copy_residual(m, a->out, m->acts.dresidual);
+    model_end_backward(m);
     return m->err;
 }
 
-/* Carries out an action. The embedding's backward pass needs the tokens again, and attention to documents
- * their beginnings, because other micro-batches' forward passes may have come between. */
+/* Carries out an action. The embedding's backward pass needs the tokens again, attention to documents their
+ * beginnings, and layers the positions that they use, because other micro-batches' forward passes may have
+ * come between. */
 static int act(struct run *r, const struct zero_action *a)
 {
     const struct model_config *config = &r->stage[a->pp_stage].config;
     struct model *m = &r->model[a->pp_stage];
     bool is_forward = a->phase == ZERO_FORWARD;
     model_turn_to(m, a->micro_batch % m->n_kept);
-    bool attends = config->documents && a->phase != ZERO_BACKWARD_WEIGHT;
-    if (attends || (!config->no_embedding && a->phase != ZERO_BACKWARD_INPUT) ||
+    bool in_layers =
+        (config->documents || config->ops->layers_use_positions) && a->phase != ZERO_BACKWARD_WEIGHT;
+    if (in_layers || (!config->no_embedding && a->phase != ZERO_BACKWARD_INPUT) ||
         (is_forward && !config->no_head))
         TRY(train_next_rows(r, m, a->micro_batch));
     TRY(is_forward ? forward(r, a) : backward(r, a));

@@ -42,6 +42,7 @@ static const struct option_row rows[] = {
     {"plain", NULL, "The same model without libzero, on one rank", OPTION_FLAG(train.plain)},
     {"stage", "0..3", "What is sharded (0)", OPTION_INT(train.stage, 0, 3)},
     MODEL_CP_ROWS(train.model.),
+    MODEL_RECOMPUTE_ROW(train.model.),
     {"threads", "N", "Of each rank, for its products and layers (1)", OPTION_INT(train.threads, 1, 1024)},
     {"params", "N", "Elements of the arrays by which limits are measured (8e6)",
      OPTION_INT(params, 1, INT64_C(10000000000))},
@@ -85,7 +86,8 @@ enum { N_WARM_STEPS = 2 };
 
 /* Bytes per token that the parts between products must read and write. A layer's forward pass has two
  * layernorms, GELU and two residual copies; its backward pass has two layernorms with the residual's
- * gradient, GELU, and the gradients of four biases. The loss goes once over logits (fp32) and their
+ * gradient, GELU, and the gradients of four biases. With recompute it has the forward pass again, but for one
+ * residual copy. The loss goes once over logits (fp32) and their
  * gradient. */
 static double compute_bytes(const struct profile_options *o)
 {
@@ -93,7 +95,8 @@ static double compute_bytes(const struct profile_options *o)
     const double size = o->train.dtype == ZERO_BF16 ? 2 : 4, C = (double)c->channels,
                  F = (double)model_part_hidden(c), biases = 2 * C + F + (double)model_part_qkv(c);
     const double forward = 8 * C + 2 * F, backward = 8 * C + 3 * F + biases;
-    return size * (double)c->layers * (forward + backward) + (double)c->vocab * (4 + size);
+    const double again = c->recompute ? forward - 2 * C : 0;
+    return size * (double)c->layers * (forward + backward + again) + (double)c->vocab * (4 + size);
 }
 
 /* Seconds per step that each part would take at its limit. */

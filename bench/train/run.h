@@ -7,6 +7,7 @@
 #include "bench/model/model.h"
 #include "bench/report/report.h"
 #include "bench/schedule/pipeline_stages.h"
+#include "bench/tokenizer/tokenizer.h"
 #include "bench/train/bytes_data.h"
 #include "bench/train/pipeline.h"
 #include "bench/train/plain_optimizer.h"
@@ -29,6 +30,8 @@ struct run {
     /* what it trains on: the files of tokens, or text if there are none */
     struct bytes_data data;
     struct token_data tokens;
+    /* the ids of text that a tokenizer has encoded */
+    struct token_ids ids;
     /* rows of tokens to train on, the first ones */
     int64_t n_rows;
     /* what it evaluates, if n_eval is not 0: rows [eval_first, eval_first + n_eval) of *eval, which is tokens

@@ -201,6 +201,7 @@ int train_close(struct run *r, int err)
     token_data_close(&r->tokens);
     token_data_close(&r->held_out);
     report_close(&r->report);
+    free(r->ids.ids);
     free(r->order);
     free(r->cp_rows);
     free(r->whole.tokens);

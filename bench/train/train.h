@@ -36,6 +36,8 @@ struct train_options {
     uint64_t seed;
     /* text, whose bytes are tokens; or files of tokens (token_data.h) instead */
     struct train_files data, tokens;
+    /* data becomes tokens by the tokenizer of the model's folder */
+    bool encodes;
     /* for each file of tokens, which of its tokens count in the loss; none: all */
     struct train_files masks;
     /* rows to evaluate, which are not trained on: this share of the data, at their end; or other files of

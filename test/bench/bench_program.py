@@ -52,3 +52,24 @@ def train(world, *args, **more):
     assert done.returncode == 0, f'{command}: exit code {done.returncode}\n{done.stderr}'
     *steps, summary = lines(done.stdout)
     return steps, summary
+
+
+# Small models of each architecture, as config.json says them.
+KIND_SIZES = {'vocab_size': 259, 'hidden_size': 48, 'num_hidden_layers': 4, 'num_attention_heads': 8, 'num_key_value_heads': 4, 'intermediate_size': 72,
+              'max_position_embeddings': 64, 'rms_norm_eps': 1e-5, 'hidden_act': 'silu', 'bos_token_id': 1, 'eos_token_id': 2}
+KINDS = {
+    'llama': {'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', 'tie_word_embeddings': False, 'head_dim': 8,
+              'rope_parameters': {'rope_type': 'llama3', 'rope_theta': 500000.0, 'factor': 4.0, 'low_freq_factor': 1.0, 'high_freq_factor': 3.0,
+                                  'original_max_position_embeddings': 24}},
+    'mistral': {'architectures': ['MistralForCausalLM'], 'model_type': 'mistral', 'tie_word_embeddings': False, 'num_key_value_heads': 8, 'sliding_window': None},
+    'qwen2': {'architectures': ['Qwen2ForCausalLM'], 'model_type': 'qwen2', 'tie_word_embeddings': True},
+    'qwen3': {'architectures': ['Qwen3ForCausalLM'], 'model_type': 'qwen3', 'tie_word_embeddings': True, 'head_dim': 16, 'attention_bias': False},
+}
+
+
+def write_folders(folder):
+    """Makes a folder in this one for each of KINDS, with a config.json and no weights."""
+    for kind, fields in KINDS.items():
+        os.mkdir(os.path.join(folder, kind))
+        with open(os.path.join(folder, kind, 'config.json'), 'w', encoding='utf-8') as f:
+            json.dump(KIND_SIZES | fields, f)

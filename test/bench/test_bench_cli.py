@@ -556,6 +556,24 @@ class PlanOfStages(unittest.TestCase):
             self.assertEqual(b.pop('activation_bytes'), 4 * 2 * t * (5 * 16 * c + 2 * c + v))
             self.assertEqual({**a, 'plan_ns': 0}, {**b, 'plan_ns': 0})
 
+    def test_recompute(self):
+        """With --recompute a micro-batch keeps C for each layer, and one layer has all of its activations. With
+        zero-bubble, layers have them between the two parts of a backward, too."""
+        c, t, v = self.C, self.T, self.V
+        sizes = [a for a in self.SIZES if not a.startswith('--pp')]
+        plain, less = self.of(*sizes, '--batch=2'), self.of(*sizes, '--batch=2', '--recompute')
+        for a, b in zip(plain, less):
+            self.assertEqual(b.pop('activation_bytes'), 4 * 2 * t * (5 * c + 15 * c + 2 * c + v))
+            a.pop('activation_bytes')
+            self.assertEqual({**a, 'plan_ns': 0}, {**b, 'plan_ns': 0})
+        for schedule, between in [('1f1b', [0, 0]), ('zero-bubble', [1, 2])]:
+            ranks = self.of(*self.SIZES, '--layers=6', '--micro-batches=4', f'--schedule={schedule}', '--recompute')[0]['pp_ranks']
+            self.assertEqual([s['kept'] for s in ranks], [2, 1] if schedule == '1f1b' else [2, 2])
+            kept = [s['kept'] * elems for s, elems in zip(ranks, [3 * c, 3 * c - c + 2 * c + v])]
+            self.assertEqual([s['activation_bytes'] for s in ranks], [4 * t * (k + 15 * c + 3 * 15 * c * n) for k, n in zip(kept, between)])
+        text = bench('plan', *self.SIZES, '--recompute').stdout
+        self.assertIn('those inside layers computed again', text)
+
     def test_activations_of_own_rows(self):
         """With sequence parallelism a rank keeps one tp-th of the norms and sums, the embedded tokens, and
         the final norm with its input. Of heads, the MLP and logits it keeps as much as without. Between

@@ -90,9 +90,10 @@ class Bits(unittest.TestCase):
     @staticmethod
     def others(cp):
         """Returns (ranks, options) of meshes with cp, for MICRO micro-batches in a step."""
-        meshes = [(1, ['--stage=1']), (1, ['--stage=2']), (1, ['--stage=3', '--prefetch=0']), (1, ['--stage=3', '--budget=256K'])]
+        meshes = [(1, ['--stage=1']), (1, ['--stage=2']), (1, ['--stage=3', '--prefetch=0']), (1, ['--stage=3', '--budget=256K']), (1, ['--stage=3', '--recompute'])]
         pipelines = [(2, ['--pp=2', schedule, stage]) for schedule in ('--schedule=1f1b', '--schedule=gpipe', '--schedule=zero-bubble')
                      for stage in ('--stage=0', '--stage=1', '--stage=3')]
+        pipelines += [(n, [*args, '--recompute']) for n, args in pipelines]
         pipelines += [(2, ['--pp=2', '--schedule=interleaved', '--stages-per-rank=2', '--stage=2']), (4, ['--pp=4', '--schedule=gpipe'])]
         if cp == 3:  # sums over 6 ranks have an order of their own
             return [(n, [*args, f'--accum={MICRO}']) for n, args in meshes + pipelines]
@@ -118,7 +119,7 @@ class Bits(unittest.TestCase):
         for form in FORMS:
             args = [*cp_args(2, form, 'zigzag'), '--tp=2', '--steps=3', f'--accum={MICRO}']
             want = run_of(4, *args)
-            for n, how in [(1, ['--stage=3']), (2, ['--pp=2', '--stage=1', '--schedule=zero-bubble'])]:
+            for n, how in [(1, ['--stage=3']), (1, ['--recompute']), (2, ['--pp=2', '--stage=1', '--schedule=zero-bubble'])]:
                 with self.subTest(form=form, how=how):
                     self.assertEqual(run_of(4 * n, *args, *how)[:2], want[:2])
 

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """zero-bench on a GPU, or on the stand-in for one: training plain and wrapped gives the same bits, and the
 host's results. So do meshes of several ranks, which need a GPU for each on a machine that has some."""
+import itertools
 import os
 import random
 import re
+import shutil
 import sys
 import tempfile
 import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import TEXT, TINY, ZERO_BENCH, bench, lines, train  # noqa: E402
+from bench_program import KINDS, TEXT, TINY, ZERO_BENCH, bench, lines, train, write_folders  # noqa: E402
 
 GPU = ['--device=cuda', *TINY, '--steps=4']
 STAND_IN = ZERO_BENCH.endswith('stand-in')
@@ -153,6 +155,36 @@ class Rows(unittest.TestCase):
                     for a, b in zip(got[0], one):
                         self.assertAlmostEqual(a, b, places)
                     self.assertEqual(self.rows_on(4, *how, '--stage=1', '--pp=2', '--schedule=zero-bubble'), got)
+
+
+class Folders(unittest.TestCase):
+    """Models of Hugging Face folders train on GPUs as on the host, and with the same bits on each mesh."""
+
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix='bench-gpu-')
+        self.addCleanup(shutil.rmtree, self.dir)
+        write_folders(self.dir)
+
+    def run_on(self, n, kind, *how):
+        args = ['--deterministic=on', '--accum=2', '--steps=3', '--lr=1e-3', '--context=32', '--batch=1', '--data', TEXT, '--model', os.path.join(self.dir, kind), *how]
+        steps, summary = train(1, '--device=cuda', *args, env={'STAND_IN_RANKS': str(n)}) if STAND_IN else train(n, '--device=cuda', *args)
+        self.assertEqual(summary['bytes'], summary['planned_bytes'])
+        return [s['loss'] for s in steps], summary['state_sha256']
+
+    @needs_gpus(4)
+    def test_meshes(self):
+        for kind, dtype in zip(KINDS, ('f32', 'bf16', 'f32', 'bf16')) if STAND_IN else itertools.product(KINDS, ('f32', 'bf16')):
+            with self.subTest(kind=kind, dtype=dtype):
+                one = self.run_on(1, kind, f'--dtype={dtype}')
+                host = train(1, '--accum=2', '--steps=3', '--lr=1e-3', '--context=32', '--batch=1', '--data', TEXT, '--model', os.path.join(self.dir, kind),
+                             f'--dtype={dtype}')[0]
+                for loss, step in zip(one[0], host):
+                    self.assertAlmostEqual(loss, step['loss'], 5 if dtype == 'f32' else 2)
+                self.assertEqual(self.run_on(2, kind, f'--dtype={dtype}', '--pp=2', '--stage=1', '--schedule=zero-bubble'), one)
+                parts = self.run_on(2, kind, f'--dtype={dtype}', '--tp=2', '--sequence-parallel', '--stage=3')
+                for a, b in zip(parts[0], one[0]):
+                    self.assertAlmostEqual(a, b, 4 if dtype == 'f32' else 2)
+                self.assertEqual(self.run_on(4, kind, f'--dtype={dtype}', '--tp=2', '--sequence-parallel', '--pp=2', '--stage=2'), parts)
 
 
 class Masks(unittest.TestCase):

@@ -170,7 +170,7 @@ class Axes(unittest.TestCase):
 
     def test_planned_is_allocated(self):
         for ranks, args in [(4, ['--tp=2', '--sequence-parallel', '--accum=2']), (4, ['--pp=2', '--schedule=gpipe', '--accum=3']), (4, ['--pp=2', '--tp=2']),
-                            (3, ['--pp=3', '--schedule=interleaved', '--stages-per-rank=2']),
+                            (3, ['--pp=3', '--schedule=interleaved', '--stages-per-rank=2']), (3, ['--pp=3', '--schedule=zero-bubble', '--recompute']),
                             (4, ['--pp=2', '--schedule=interleaved', '--stages-per-rank=3', '--accum=8', '--dp-shard=2'])]:
             with self.subTest(ranks=ranks, args=args):
                 measured = self.of(ranks, *args)

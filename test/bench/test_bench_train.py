@@ -229,6 +229,36 @@ class Hybrids(unittest.TestCase):
                     self.check(world, group, hybrid, *how)
 
 
+class Recompute(unittest.TestCase):
+    """Backward computes activations inside layers again: the same bits, with less memory."""
+
+    def test_bits(self):
+        for dtype in ('f32', 'bf16'):
+            for world, *how in [(1, '--plain'), (1, '--stage=0'), (2, '--stage=3'), (2, '--stage=2', '--held-out=0.1', '--eval-every=1'), (2, '--pp=2', '--schedule=gpipe'),
+                                (2, '--pp=2', '--schedule=interleaved', '--stages-per-rank=2', '--documents=9'), (3, '--pp=3', '--stage=1', '--schedule=zero-bubble'),
+                                (2, '--pp=2', '--schedule=zero-bubble', '--documents=9'), (4, '--pp=2', '--tp=2', '--sequence-parallel', '--schedule=zero-bubble')]:
+                with self.subTest(dtype=dtype, how=how):
+                    args = [*TINY, '--layers=4', '--accum=6', f'--dtype={dtype}', f'--steps={STEPS}', *how]
+                    (want, plain), (got, less) = train(world, *args), train(world, *args, '--recompute')
+                    self.assertEqual([[s.get(k) for k in ('loss', 'grad_norm')] for s in got], [[s.get(k) for k in ('loss', 'grad_norm')] for s in want])
+                    self.assertEqual(*[[s[k] for k in ('state_sha256', 'bytes', 'planned_bytes', 'flop_per_token')] for s in (plain, less)])
+                    self.assertLess(less['activation_bytes'], plain['activation_bytes'])
+
+    def test_memory(self):
+        """Of 12 layers, one has its 15 arrays of B * T * C inside."""
+        args = [*TINY, '--layers=12', '--channels=96', '--context=32', '--steps=1']
+        for dtype, size in (('f32', 4), ('bf16', 2)):
+            plain, less = (train(1, *args, f'--dtype={dtype}', *more)[1]['activation_bytes'] for more in ([], ['--recompute']))
+            self.assertEqual(plain - less, 11 * 15 * 2 * 32 * 96 * size)
+            self.assertLess(3 * less, plain)
+
+    def test_watched(self):
+        """The library's check finds that passes read and write what they may."""
+        for world, *how in [(2, '--stage=3'), (2, '--pp=2', '--schedule=zero-bubble', '--accum=3')]:
+            got = train(world, *TINY, '--steps=2', '--recompute', *how, env={'ZERO_CHECK': '1'})[1]
+            self.assertEqual(got['state_sha256'], train(world, *TINY, '--steps=2', *how)[1]['state_sha256'])
+
+
 class Parts(unittest.TestCase):
     """Tensor parallelism. For each tp, the bits do not depend on stage, hybrid, prefetch or the division of
     data. Losses and norms are those of the whole model. N_HYBRIDS=all tests every stage."""
@@ -255,6 +285,7 @@ class Parts(unittest.TestCase):
         draw = random.Random(seed)
         hows = [(n_dp, *how) for n_dp in (1, 2, 4) for how in [[f'--stage={s}', f'--prefetch={p}'] for s in range(4) for p in (0, 2)]]
         hows += [(4, '--stage=3', f'--hybrid={h}', '--dp-replicate=2', '--deterministic=on') for h in ('hsdp', 'hfsdp')]
+        hows += [(*how, '--recompute') for how in hows]
         for tp, dtype, near in [(2, 'f32', 2e-5), (3, 'f32', 2e-5), (2, 'bf16', 2e-2)]:  # 3: some ids are unused
             whole, whole_summary = self.run_of(1, 1, dtype, '--stage=0')
             first = None
@@ -293,7 +324,7 @@ class Parts(unittest.TestCase):
             whole, _ = self.run_of(1, 1, dtype, '--stage=0')
             _, in_parts = self.run_of(tp, 1, dtype, '--stage=0')
             first = None
-            for n_dp, *how in [(1, '--stage=0'), (2, '--stage=2'), (2, '--stage=3', '--prefetch=0'), (4, '--stage=1')]:
+            for n_dp, *how in [(1, '--stage=0'), (2, '--stage=2'), (2, '--stage=3', '--prefetch=0'), (4, '--stage=1'), (2, '--stage=3', '--recompute')]:
                 with self.subTest(tp=tp, dtype=dtype, n_dp=n_dp, how=how):
                     got, summary = self.run_of(tp, n_dp, dtype, '--sequence-parallel', *how)
                     for (loss, norm), (want, want_norm) in zip(got, whole):
@@ -301,6 +332,8 @@ class Parts(unittest.TestCase):
                         self.assertLess(abs(norm - want_norm), 10 * near * want_norm)
                     first = first or (got, summary['state_sha256'])
                     self.assertEqual((got, summary['state_sha256']), first)
+                    if '--recompute' in how:
+                        continue
                     # Saves half of 4 (B, T, C) for each of 3 layers, and of 3 others. One more stays whole.
                     btc = 2 * 16 * 48 * (4 if dtype == 'f32' else 2)
                     self.assertEqual(in_parts['activation_bytes'] - summary['activation_bytes'], (3 * 4 + 3) * btc // 2 - btc)

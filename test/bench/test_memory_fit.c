@@ -10,7 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const struct model_config whole = {&gpt2_ops, 12, 12, 768, 64, 50257};
+static const struct model_config whole = {
+    .ops = &gpt2_ops, .layers = 12, .heads = 12, .channels = 768, .context = 64, .vocab = 50257};
 
 static struct model_options asked(void)
 {

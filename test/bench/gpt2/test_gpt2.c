@@ -152,13 +152,18 @@ static void poison(struct fixture *f)
 }
 
 /* The model's forward and backward of a batch. A failure is in m->err. */
-static void pass_forward(struct model *m, const int32_t *tokens, const int32_t *targets)
+static void send_rows(struct model *m, const int32_t *tokens, const int32_t *targets)
 {
     size_t bytes = (size_t)(m->B * m->config.context) * sizeof *m->tokens;
-    m->err = model_next_batch(m);
+    m->err = m->err ? m->err : model_next_batch(m);
     memcpy(m->tokens, tokens, bytes);
     memcpy(m->targets, targets, bytes);
     model_send_batch(m);
+}
+
+static void pass_forward(struct model *m, const int32_t *tokens, const int32_t *targets)
+{
+    send_rows(m, tokens, targets);
     model_embed_forward(m);
     for (int64_t l = 0; l < m->config.layers; l++)
         model_layer_forward(m, l);
@@ -564,8 +569,163 @@ static void check_stores(void **state)
 
 static void backward_part(struct fixture *f, enum model_computes part)
 {
-    f->m.computes = part;
+    model_begin_backward(&f->m, part);
     backward(f);
+    model_end_backward(&f->m);
+}
+
+/* Passes of micro-batch i of two, which have different targets. */
+static void forward_of(struct fixture *f, int i)
+{
+    model_turn_to(&f->m, i);
+    pass_forward(&f->m, f->tokens, i ? f->tokens : f->targets);
+}
+
+static void backward_of(struct fixture *f, int i, enum model_computes part)
+{
+    model_turn_to(&f->m, i);
+    send_rows(&f->m, f->tokens, i ? f->tokens : f->targets);
+    backward_part(f, part);
+}
+
+/* Compares all gradients, and closes both. */
+static void same_gradients(struct fixture *f, struct fixture *g)
+{
+    for (int t = 0; t < GPT2_N_TENSORS; t++) {
+        real *x = gradient(f, t), *y = gradient(g, t);
+        same_gradient(t, x, y, f->sizes[t]);
+        free(x);
+        free(y);
+    }
+    close_fixture(f);
+    close_fixture(g);
+}
+
+/* Recomputation gives the bits of a run without it, for two micro-batches whose passes mix, and with a backward
+ * pass in two parts. It takes less memory. */
+static void check_recompute(void **state)
+{
+    for (size_t s = 0; s < 2 * sizeof shapes / sizeof shapes[0]; s++) {
+        struct fixture f, g;
+        struct model_config c = shapes[s / 2];
+        uint64_t start = seed;
+        double want, got;
+        c.two_parts = s % 2;
+        open_fixture(&f, &c, rows[s / 2]);
+        seed = start;
+        c.recompute = true;
+        open_fixture(&g, &c, rows[s / 2]);
+        for (struct fixture *x = &f; x; x = x == &f ? &g : NULL) {
+            assert_int_equal(model_keep(&x->m, 2), 0);
+            poison(x);
+            forward_of(x, 0);
+            forward_of(x, 1);
+            backward_of(x, 0, c.two_parts ? MODEL_INPUTS : MODEL_ALL);
+            backward_of(x, 1, c.two_parts ? MODEL_INPUTS : MODEL_ALL);
+            struct gpt2_params params = gpt2_of(&x->m)->params;
+            if (c.two_parts) {
+                gpt2_of(&x->m)->params = (struct gpt2_params){0};
+                backward_of(x, 0, MODEL_WEIGHTS);
+                backward_of(x, 1, MODEL_WEIGHTS);
+                gpt2_of(&x->m)->params = params;
+            }
+            assert_int_equal(model_send_loss(&x->m) || model_take_loss(&x->m, x == &f ? &want : &got), 0);
+        }
+        assert_memory_equal(&want, &got, sizeof want);
+        assert_int_equal(g.m.n_between, c.two_parts ? 2 : 0);
+        if (c.layers > 1 && !c.two_parts)
+            assert_true(model_activation_bytes(&g.m) < model_activation_bytes(&f.m));
+        same_gradients(&f, &g);
+    }
+}
+
+/* A tensor-parallel rank whose collectives only count, and fail at call number fails_at. */
+struct counter {
+    int n, fails_at;
+};
+
+static int count_call(struct counter *c)
+{
+    return ++c->n == c->fails_at ? ZERO_ERR_PEER : 0;
+}
+
+static int count_sum(void *arg, real *x, int64_t n)
+{
+    (void)x, (void)n;
+    return count_call(arg);
+}
+
+static int count_reduce(void *arg, float *x, int64_t n, bool largest)
+{
+    (void)x, (void)n, (void)largest;
+    return count_call(arg);
+}
+
+/* Runs both passes, and returns the error and the number of collectives. */
+static int count_calls(struct model_config c, int fails_at, int *n)
+{
+    struct fixture f = {.tokens = NULL};
+    struct counter counter = {.fails_at = fails_at};
+    int32_t *zeros = calloc((size_t)c.context, sizeof *zeros);
+    assert_int_equal(compute_open(&f.compute, CUDA, 0, 1), 0);
+    assert_int_equal(model_open(&f.m, &c, 1, &f.compute), 0);
+    assert_int_equal(model_open_params(&f.m, 7), 0);
+    assert_int_equal(model_open_grads(&f.m), 0);
+    f.m.sum = count_sum;
+    f.m.reduce = count_reduce;
+    f.m.sum_arg = &counter;
+    pass_forward(&f.m, zeros, zeros);
+    pass_backward(&f.m);
+    *n = counter.n;
+    int err = f.m.err;
+    close_fixture(&f);
+    free(zeros);
+    return err;
+}
+
+/* Recomputation makes one sum for each layer. Nothing is done after any sum that fails. */
+static void check_failures(void **state)
+{
+    struct model_config c = shapes[0];
+    int plain, all, n;
+    c.tp = 2;
+    assert_int_equal(count_calls(c, 0, &plain), 0);
+    c.recompute = true;
+    assert_int_equal(count_calls(c, 0, &all), 0);
+    assert_int_equal(all, plain + c.layers);
+    for (int i = 1; i <= all; i++) {
+        assert_int_equal(count_calls(c, i, &n), ZERO_ERR_PEER);
+        assert_int_equal(n, i);
+    }
+}
+
+static int alloc_nothing(struct zr_device *dev, int64_t bytes, void **out)
+{
+    (void)dev, (void)out;
+    return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld bytes", (long long)bytes);
+}
+
+/* What is held between the parts of a backward pass is allocated in it. If that fails, it does nothing. */
+static void check_no_memory(void **state)
+{
+    struct model_config c = shapes[0];
+    struct fixture f;
+    c.recompute = c.two_parts = true;
+    open_fixture(&f, &c, 2);
+    forward(&f);
+    const struct zr_device_ops *ops = f.compute.dev->ops;
+    struct zr_device_ops failing = *ops;
+    failing.alloc = alloc_nothing;
+    f.compute.dev->ops = &failing;
+    model_begin_backward(&f.m, MODEL_INPUTS);
+    pass_backward(&f.m);
+    model_end_backward(&f.m);
+    assert_int_equal(f.m.err, ZERO_ERR_NOMEM);
+    f.m.err = 0;
+    f.compute.dev->ops = ops;
+    backward_part(&f, MODEL_INPUTS);
+    backward_part(&f, MODEL_WEIGHTS);
+    close_fixture(&f);
 }
 
 /* A backward pass in two parts gives the bits of a whole one. The first part has no gradients and the second
@@ -597,14 +757,7 @@ static void check_two_parts(void **state)
         free(nans);
         backward_part(&g, MODEL_WEIGHTS);
         gpt2_of(&g.m)->params = params;
-        for (int t = 0; t < GPT2_N_TENSORS; t++) {
-            real *x = gradient(&f, t), *y = gradient(&g, t);
-            same_gradient(t, x, y, f.sizes[t]);
-            free(x);
-            free(y);
-        }
-        close_fixture(&f);
-        close_fixture(&g);
+        same_gradients(&f, &g);
     }
 }
 
@@ -986,8 +1139,9 @@ int main(void)
         cmocka_unit_test(check_parts),         cmocka_unit_test(check_loss),
         cmocka_unit_test(check_gradients),     cmocka_unit_test(check_adds),
         cmocka_unit_test(check_stores),        cmocka_unit_test(check_two_parts),
-        cmocka_unit_test(check_repeats),       cmocka_unit_test(check_nan),
-        cmocka_unit_test(check_draw),
+        cmocka_unit_test(check_recompute),     cmocka_unit_test(check_failures),
+        cmocka_unit_test(check_no_memory),     cmocka_unit_test(check_repeats),
+        cmocka_unit_test(check_nan),           cmocka_unit_test(check_draw),
 #ifdef MODEL_TEST_STAND_IN
         cmocka_unit_test(check_epilogues),
 #endif
