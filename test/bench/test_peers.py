@@ -584,7 +584,7 @@ class WholeProgram(unittest.TestCase):
         import model_sizes
         with open(os.path.join(ROOT, 'bench', 'model', 'model_config.c'), encoding='utf-8') as f:
             source = f.read()
-        found = re.findall(r'{SIZES\((\d+), (\d+), (\d+), \d+, (\d+)\), ([\d.e-]+)}', source)  # ordered by name, which both have
+        found = re.findall(r'{GPT2\((\d+), (\d+), (\d+), \d+, (\d+)\), ([\d.e-]+)}', source)  # ordered by name, which both have
         self.assertEqual([(*map(int, sizes), float(lr)) for *sizes, lr in found], list(model_sizes.MODELS.values()))
         self.assertEqual(re.findall(r'{"(gpt2-[^"]+)", ', source), list(model_sizes.MODELS))
         self.assertEqual([float(lr) for lr in re.findall(r'default_lr = ([\d.e-]+);', source)], [model_sizes.FOLDER_LR])
