@@ -11,7 +11,8 @@
 
 /* ---- tensors ---- */
 
-/* Sizes of dimensions, by the letters of llama_ops.h; tensor parallelism cuts the last four. END ends a shape. */
+/* Sizes of dimensions, by the letters of llama_ops.h; tensor parallelism cuts the last four. END ends a
+ * shape. */
 enum size { END, OF_C, OF_HS, OF_A, OF_K, OF_F, OF_U, N_SIZES };
 
 /* Stacked tensors have L before these dimensions, and "model.layers.N." before their names. NORM: the
