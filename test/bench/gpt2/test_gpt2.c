@@ -601,8 +601,8 @@ static void same_gradients(struct fixture *f, struct fixture *g)
     close_fixture(g);
 }
 
-/* Recomputation gives the bits of a run without it, for two micro-batches whose passes mix, and with a backward
- * pass in two parts. It takes less memory. */
+/* Recomputation gives the bits of a run without it, for two micro-batches whose passes mix, and with a
+ * backward pass in two parts. It takes less memory. */
 static void check_recompute(void **state)
 {
     for (size_t s = 0; s < 2 * sizeof shapes / sizeof shapes[0]; s++) {
