@@ -5,6 +5,7 @@
 #include "bench/model/model_config.h"
 #include "bench/gpt2/gpt2_ops.h"
 #include "bench/llama/llama_ops.h"
+#include "bench/llama/lora_config.h"
 #include "kernels/error.h"
 
 #include <stdio.h>
@@ -280,7 +281,7 @@ static error_t finish(struct argp_state *state, void *options)
     c->cp_heads = own->cp_heads;
     c->documents = own->documents;
     c->recompute = own->recompute;
-    return 0;
+    return lora_take_options(state, c, own);
 }
 
 /* Keeps the context. The other sizes become those of gpt2-nano, and all other fields of config 0. */

@@ -74,7 +74,7 @@ void model_embed(struct model *m, const real *wte, const real *wpe)
 void model_embed_gradients(struct model *m, real *dwte, real *dwpe)
 {
     const real *dout = model_kept_gradient(m, 4 * m->config.layers + 1, m->acts.dresidual);
-    if (m->computes == MODEL_INPUTS)
+    if (m->computes == MODEL_INPUTS || !dwte)
         return;
     dout = model_all_rows(m, dout);
     LAYER(m, tokens_backward, dwte, dout, &m->batch.by_token, m->stats.scratch, m->config.channels);
@@ -138,8 +138,8 @@ const real *model_loss_backward(struct model *m, const real *x, const real *weig
     int64_t C = m->config.channels, U = model_part_vocab(&m->config);
     const struct model_activations *a = &m->acts;
     model_linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, weight, C, U);
-    model_linear_backward_weight(m, dweight, NULL, a->dlogits, m->ld_logits, model_all_rows_for_weights(m, x),
-                                 C, U);
+    model_linear_backward_weight(m, dweight, NULL, a->dlogits, m->ld_logits,
+                                 dweight ? model_all_rows_for_weights(m, x) : NULL, C, U);
     return model_own_sum(m, 4 * m->config.layers, a->dbtc);
 }
 

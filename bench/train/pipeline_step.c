@@ -63,7 +63,7 @@ static int backward(struct run *r, const struct zero_action *a)
         model_layer_backward(m, l);
         TRY_ZERO(zero_end(r->z, first + l, phase));
     }
-    if (!s->config.no_embedding) {
+    if (!s->config.no_embedding && (head == embedding || !m->config.lora_rank)) {
         if (head != embedding)
             TRY_ZERO(zero_begin(r->z, embedding, phase));
         model_embed_backward(m);

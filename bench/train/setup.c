@@ -14,6 +14,10 @@ static const char *hidden_when_timed[] = {"stage 3 shards nothing", NULL};
 static const char *hidden_when_sampled[] = {"stage 3 shards nothing", "were trained and are frozen now",
                                             "with fewer micro-batches than stages", NULL};
 
+/* With adapters b is 0 in the first step, and so are the gradients of all a. */
+static const char *hidden_with_adapters[] = {"in the first step no gradient was written to",
+                                             "with ZERO_TP_PARTIAL each must", NULL};
+
 static void log_line(void *arg, const char *line)
 {
     const struct run *r = arg;
@@ -152,6 +156,9 @@ static void configure_log(struct run *r, struct zero_config *cfg)
     } else if (r->o->step_ms || r->o->sample) {
         cfg->debug.log = report_warning;
         cfg->debug.log_arg = r->o->sample ? hidden_when_sampled : hidden_when_timed;
+    } else if (r->o->model.config.lora_rank) {
+        cfg->debug.log = report_warning;
+        cfg->debug.log_arg = hidden_with_adapters;
     }
 }
 

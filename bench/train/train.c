@@ -18,10 +18,14 @@
 /* ---- wrapping ---- */
 
 /* The first values of elements [first, first + n) of a tensor. No rank holds the whole model: libzero asks
- * each rank for what it owns. */
+ * each rank for what it owns. If the weights come from files, only adapters are drawn. */
 static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct run *r = arg;
+    if (train_reads_weights(r->o) && !r->tensors[tensor].grad) {
+        memset(dst, 0, (size_t)n * sizeof(real));
+        return 0;
+    }
     model_draw(&r->o->model.config, r->o->seed, r->number[tensor], train_first_element(r, tensor) + first, n,
                dst);
     return 0;
@@ -31,7 +35,7 @@ static int wrap(struct run *r)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     TRY(train_configure(r, &cfg));
-    if (train_reads_weights(r->o)) {
+    if (train_reads_weights(r->o) && !r->o->model.config.lora_rank) {
         cfg.init_from = ZERO_INIT_LATER;
     } else {
         cfg.init_from = ZERO_INIT_CALL;
@@ -62,7 +66,7 @@ static int forward(struct run *r, struct model *m)
 }
 
 /* If head and embedding have the same weights, they are one unit, which stays open from one to the other:
- * both add to one gradient. */
+ * both add to one gradient. A frozen embedding has none, and no part in backward. */
 static int backward(struct run *r, struct model *m)
 {
     const struct model_units u = r->stage[0].units;
@@ -76,6 +80,8 @@ static int backward(struct run *r, struct model *m)
         model_layer_backward(m, l);
         TRY_ZERO(zero_end(r->z, u.first_layer + l, ZERO_BACKWARD));
     }
+    if (!tied && m->config.lora_rank)
+        return m->err;
     if (!tied)
         TRY_ZERO(zero_begin(r->z, u.embedding, ZERO_BACKWARD));
     model_embed_backward(m);

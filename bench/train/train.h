@@ -101,7 +101,8 @@ struct train_options {
     /* steps between two checkpoints (0: one at the end), and how many are kept (0: all) */
     int64_t save_every, keep;
     bool save_async;
-    /* folder with the first weights, as zero-bench export writes them; NULL: drawn from seed */
+    /* folder with the first weights, as zero-bench export writes them; NULL: drawn from seed. Adapters are
+     * always drawn */
     const char *import_from;
     /* folder for the weights, written at the end; with only_exports, those of the loaded checkpoint,
      * without training. NULL: none */
@@ -109,6 +110,9 @@ struct train_options {
     bool only_exports;
     /* what to generate from the weights, without training (bench/sample/sample.h); NULL: nothing */
     const struct sample_options *sample;
+    /* with adapters: folder for the model's weights with the adapters added; and the folder of PEFT whose
+     * adapters are where training begins. NULL: none */
+    const char *export_merged, *adapter;
     /* most bytes of an exported file; 0: the default */
     int64_t export_max;
 
