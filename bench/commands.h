@@ -9,12 +9,14 @@
  * cannot be used. A code above 0 follows one line on stderr. */
 int train_command(const char *name, int argc, char **argv);
 int plan_command(const char *name, int argc, char **argv);
+int tokenize_command(const char *name, int argc, char **argv);
 int tune_command(const char *name, int argc, char **argv);
 int memory_command(const char *name, int argc, char **argv);
 int comm_command(const char *name, int argc, char **argv);
 int kernels_command(const char *name, int argc, char **argv);
 int profile_command(const char *name, int argc, char **argv);
 int verify_command(const char *name, int argc, char **argv);
+int sample_command(const char *name, int argc, char **argv);
 int export_command(const char *name, int argc, char **argv);
 int flight_command(const char *name, int argc, char **argv);
 int scale_command(const char *name, int argc, char **argv);

@@ -203,8 +203,8 @@ static int own_backward(struct model *m, real *dqkv, const real *datty, const re
 /* Its buffers, for n heads of queries and kv heads of keys at a time. */
 struct gathered {
     int64_t n, kv;
-    /* Keys and values: (cp, 2) planes of ranks, and 2 planes of whole rows. `ranks` is also a buffer for one
-     * plane of queries. */
+    /* Keys and values: (cp, 2) planes of ranks, and 2 planes of whole rows. When these have been used, both
+     * together are a buffer for a plane of queries. */
     real *ranks, *whole;
     /* Planes of the results of some heads, and of their gradient; if n is not all heads. */
     real *y, *dy;
@@ -215,13 +215,14 @@ struct gathered {
 static struct gathered open_gathered(const struct model *m)
 {
     int64_t heads = model_part_heads(&m->config), n = m->config.cp_heads ? m->config.cp_heads : heads;
-    int64_t kv = kv_heads_for(m, n), planes = 2 * whole_plane(m, kv), own = model_apart(own_plane(m, n));
+    int64_t kv = kv_heads_for(m, n), planes = model_apart(2 * whole_plane(m, kv));
+    int64_t own = model_apart(own_plane(m, n));
     struct gathered g = {.n = n, .kv = kv, .ranks = m->acts.shared, .dwhole = m->stats.shared};
-    g.whole = g.ranks + model_apart(larger(planes, own_plane(m, n)));
-    g.y = n < heads ? g.whole + model_apart(planes) : NULL;
+    g.whole = g.ranks + planes;
+    g.y = n < heads ? g.ranks + larger(2 * planes, own) : NULL;
     g.dy = n < heads ? g.y + own : NULL;
-    g.dranks = g.dwhole + model_apart(planes);
-    g.dq = g.dranks + model_apart(planes);
+    g.dranks = g.dwhole + planes;
+    g.dq = g.dranks + planes;
     return g;
 }
 

@@ -101,9 +101,9 @@ struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int6
                                                 model_apart(larger(all, 2 * all_kv)) +
                                                 model_apart(tokens * heads)};
     default:
-        return (struct model_cp_room){.reals = model_apart(larger(2 * c->cp * some_kv, some)) +
-                                               model_apart(2 * c->cp * some_kv) +
-                                               (n < heads ? 2 * model_apart(some) : 0),
+        return (struct model_cp_room){.reals =
+                                          larger(2 * model_apart(2 * c->cp * some_kv), model_apart(some)) +
+                                          (n < heads ? 2 * model_apart(some) : 0),
                                       .floats = 2 * model_apart(2 * c->cp * some_kv) + model_apart(some)};
     }
 }
@@ -195,7 +195,7 @@ static error_t read_model(struct argp_state *state, const struct option_row *row
     }
     for (const struct option_word *p = preset_names; p->word; p++)
         option_list(names, sizeof names, p->word, !p[1].word);
-    return option_fault(state, "--%s: '%s' is no folder, and not %s", row->name, arg, names);
+    return option_fault(state, "--%s: '%s' is not %s, nor a folder", row->name, arg, names);
 }
 
 #define OPTION_STRUCT struct model_options

@@ -155,9 +155,9 @@ bool model_cp_fault(const struct model_config *c, char *text, size_t n);
  * micro-batch of B rows. */
 int64_t model_cp_bytes(const struct model_config *c, int64_t B, int64_t element_bytes);
 
-/* Elements that a stage keeps for each token of a micro-batch until its backward pass, as ops->kept_elems says
- * or, with recompute, fewer. And elements for each token that exist once for all micro-batches: with recompute
- * those inside one layer, else none. */
+/* Elements that a stage keeps for each token of a micro-batch until its backward pass, as ops->kept_elems
+ * says or, with recompute, fewer. And elements for each token that exist once for all micro-batches: with
+ * recompute those inside one layer, else none. */
 int64_t model_kept_elems(const struct model_config *stage);
 int64_t model_layer_elems(const struct model_config *stage);
 /* As ops->most_bytes, with recompute, too. */

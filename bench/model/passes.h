@@ -5,9 +5,9 @@
  * Functions without a result do nothing after the first failure, which is in m->err. With config.two_parts a
  * function knows from m->computes which part of a backward pass it is in.
  *
- * For config.recompute, a kind of model does three things. Its layer_forward and layer_backward find a layer's
- * arrays by model_slice and the functions after it. Its layer_forward leaves out the product of the layer's
- * output if m->recomputes. Its sizes() follows struct model_counts. */
+ * For config.recompute, a kind of model does three things. Its layer_forward and layer_backward find a
+ * layer's arrays by model_slice and the functions after it. Its layer_forward leaves out the product of the
+ * layer's output if m->recomputes. Its sizes() follows struct model_counts. */
 #ifndef ZERO_BENCH_MODEL_PASSES_H
 #define ZERO_BENCH_MODEL_PASSES_H
 

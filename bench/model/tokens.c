@@ -120,6 +120,8 @@ void model_loss_forward(struct model *m, const real *x, const real *weight)
         args.trans_b = true;
         args.c_dtype = ZERO_F32;
         model_multiply(m, &args);
+        if (m->only_logits)
+            continue;
         if (m->config.tp > 1)
             loss_of_parts(m, b);
         else
@@ -127,7 +129,8 @@ void model_loss_forward(struct model *m, const real *x, const real *weight)
                   m->stats.logits, m->batch.targets + b * T, T, U, m->ld_logits, label_of(&m->config),
                   loss_scale(m));
     }
-    LAYER(m, add_loss, m->loss, m->losses, BT);
+    if (!m->only_logits)
+        LAYER(m, add_loss, m->loss, m->losses, BT);
 }
 
 const real *model_loss_backward(struct model *m, const real *x, const real *weight, real *dweight)
@@ -138,6 +141,15 @@ const real *model_loss_backward(struct model *m, const real *x, const real *weig
     model_linear_backward_weight(m, dweight, NULL, a->dlogits, m->ld_logits,
                                  dweight ? model_all_rows_for_weights(m, x) : NULL, C, U);
     return model_own_sum(m, 4 * m->config.layers, a->dbtc);
+}
+
+int model_take_logits(struct model *m, int64_t t, float *out)
+{
+    const struct zr_device_ops *dev = m->compute->dev->ops;
+    const int64_t bytes = model_n_ids(m) * (int64_t)sizeof *out;
+    memset(out, 0, (size_t)m->config.vocab * sizeof *out);
+    ZR_TRY(dev->copy(m->compute->stream, out + model_first_id(m), m->stats.logits + t * m->ld_logits, bytes));
+    return dev->stream_sync(m->compute->stream);
 }
 
 int model_send_loss(struct model *m)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains one GPT-2 with libzero and with others in turn, and compares speed, memory, time to the first forward, and losses.
+"""Trains one GPT-2 or Llama with libzero and with others in turn, and compares speed, memory, time to the first forward, and losses.
 
 bench/peers/run.sh calls this program. It creates the virtual environment for the rows of PyTorch and DeepSpeed. If
 --rows has only our rows (plain, stage0 to stage3, tp, pp), only zero-bench is needed. Every round runs each row once, and
@@ -13,6 +13,7 @@ a step of tp, and twice as many as ranks in a step of pp. All rows are measured 
 """
 import argparse
 import datetime
+import glob
 import json
 import os
 import platform
@@ -22,9 +23,9 @@ import socket
 import subprocess
 import sys
 
+import model_sizes
 import peers_inputs
 import peers_report
-from gpt2_sizes import MODELS
 from row_process import Failed, run_row
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -33,14 +34,13 @@ ONE_RANK = ('plain', 'torch', 'llmc')
 OF_TORCH = {'torch': 'plain', 'ddp': 'ddp', 'fsdp2': 'fsdp2', 'torch_tp': 'tp', 'torch_pp': 'pp', 'torch_pp_patched': 'pp-patched',
             'deepspeed1': 'zero1', 'deepspeed2': 'zero2', 'deepspeed3': 'zero3'}
 DEFAULT_ROWS = [who for who in peers_report.TITLES if who not in ('stage1', 'stage2')]
+OF_GPT2 = {'torch_tp', 'torch_pp', 'torch_pp_patched', 'llmc'}
 SETTINGS = ('model', 'layers', 'heads', 'channels', 'vocab', 'context', 'batch', 'ranks', 'threads', 'lr', 'seed', 'data', 'device', 'compile')
 
 
 def options():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument('--model', choices=MODELS, default='gpt2-124M')
-    for name in ('layers', 'heads', 'channels', 'vocab'):
-        p.add_argument('--' + name, type=int, help="instead of the model's own number")
+    model_sizes.add_options(p)
     p.add_argument('--context', type=int, default=64, help='tokens in a row (64)')
     p.add_argument('--batch', type=int, default=4, help='rows of one rank, or of a micro-batch of tp and pp (4)')
     p.add_argument('--steps', type=int, default=20, help='of each run; losses are compared over the first 20 (20)')
@@ -70,10 +70,7 @@ def options():
         p.error(f'there is no {wrong[0]}: --rows are {", ".join(peers_report.TITLES)}, --dtype is f32, bf16 or f32,bf16')
     if o.steps < 3 or o.rounds < 0 or o.ranks < 1:
         p.error('--steps: at least 3; --rounds: at least 0; --ranks: at least 1')
-    own = o.layers, o.heads, o.channels, o.vocab
-    layers, heads, channels, vocab = (given or preset for given, preset in zip(own, MODELS[o.model]))
-    o.sizes = layers, heads, channels, o.context, vocab
-    o.lr = o.lr if o.lr is not None else MODELS[o.model][4]
+    model_sizes.read_options(p, o)
     if o.data:
         o.data = os.path.abspath(o.data)
     if not o.out and any(who not in peers_report.OURS for who in o.rows):
@@ -83,6 +80,8 @@ def options():
 
 def sizes_as_options(o):
     layers, heads, channels, context, vocab = o.sizes
+    if o.folder:
+        return [f'--context={context}']
     return [f'--layers={layers}', f'--heads={heads}', f'--channels={channels}', f'--context={context}', f'--vocab={vocab}']
 
 
@@ -98,13 +97,18 @@ class Rows:
         self.imported_gb = None  # memory of a process that only imported PyTorch
         self.torch_device = 'cuda' if o.device == 'cuda' else 'cpu'
         self.extensions_built = False
-        self.versions = self.find_versions() if any(who in OF_TORCH for who in o.rows) else {}
+        self.versions = self.find_versions()
+
+    def modules(self, rows):
+        """The Python modules that these rows need."""
+        return (['torch'] * any(who in OF_TORCH for who in rows) + ['transformers'] * bool(self.o.folder and any(who in OF_TORCH for who in rows))
+                + ['deepspeed'] * any(who.startswith('deepspeed') for who in rows))
 
     def find_versions(self):
         """Versions of the modules that rows need: {"torch": "2.9.1", "deepspeed": "not there: why"}."""
         found = {}
         pss = "sum(int(line.split()[1]) for line in open('/proc/self/smaps_rollup') if line.startswith('Pss:'))"
-        for module in ['torch'] + ['deepspeed'] * any(who.startswith('deepspeed') for who in self.o.rows):
+        for module in self.modules(self.o.rows):
             code = f'import sys, {module}; sys.stderr.write({module}.__version__ + " " + str({pss}))'
             done = subprocess.run([self.o.python, '-c', code], env=self.environment(1), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                                   check=False)
@@ -117,13 +121,17 @@ class Rows:
     def refusal(self, who, dtype):
         """The reason why this row cannot run, or None."""
         o = self.o
+        if o.folder and who in OF_GPT2:
+            return 'it is for a GPT-2'
+        if o.folder and who == 'plain' and glob.glob(os.path.join(o.folder, '*.safetensors')):
+            return 'it reads no weights, which the folder has'
         if who == 'llmc':
             if not o.llmc:
                 return '--llmc DIR was not given'
             if dtype != 'f32' or o.device != 'host':
                 return 'its trainer for the CPU is f32'
-        for module in ('torch', 'deepspeed'):
-            if (who in OF_TORCH if module == 'torch' else who.startswith('deepspeed')) and self.versions[module].startswith('not there'):
+        for module in self.modules([who]):
+            if self.versions[module].startswith('not there'):
                 note = os.path.join(os.path.dirname(os.path.dirname(o.python)), f'{module}-failed')
                 if os.path.exists(note):
                     with open(note, encoding='utf-8') as f:
@@ -131,18 +139,21 @@ class Rows:
                 return f'{module} is {self.versions[module]}'
         return None
 
+    def folder_option(self, folder):
+        return [f'--model={folder}'] if self.o.folder else []
+
     def prepare(self, who, dtype):
         """Writes the weights and batches of a row that reads them from files."""
         o, n = self.o, self.micro_batches(who)
-        if who in peers_report.OURS:
+        if who in peers_report.OURS and not o.folder:
             return
-        if n not in self.batches:
+        if who not in peers_report.OURS and n not in self.batches:
             self.batches[n] = os.path.join(o.work, f'batches-{n}')
             peers_inputs.write_batches(self.text, self.batches[n], o.steps, n, o.batch, o.context, o.seed)
         if dtype not in self.weights:
             self.weights[dtype] = os.path.join(o.work, f'weights-{dtype}')
             if not (o.add and os.path.isdir(self.weights[dtype])):
-                peers_inputs.write_weights(self.bench, sizes_as_options(o), dtype, o.seed, self.text, self.weights[dtype])
+                peers_inputs.write_weights(self.bench, [*self.folder_option(o.folder), *sizes_as_options(o)], dtype, o.seed, self.text, self.weights[dtype])
         if who.startswith('deepspeed'):
             self.build_extensions()
         if who == 'llmc' and not os.path.exists(os.path.join(o.work, 'llmc_peer')):
@@ -192,7 +203,8 @@ class Rows:
                       str(o.steps), str(o.lr)], env)]
         common = [*sizes_as_options(o), f'--dtype={dtype}', f'--batch={o.batch}', f'--steps={o.steps}', f'--lr={o.lr}']
         if who in peers_report.OURS:
-            train = [self.bench, 'train', '--json', *common, f'--threads={threads}', f'--seed={o.seed}', f'--data={self.text}', f'--device={o.device}']
+            train = [self.bench, 'train', '--json', *self.folder_option(self.weights.get(dtype)), *common, f'--threads={threads}', f'--seed={o.seed}',
+                     f'--data={self.text}', f'--device={o.device}']
             if who == 'plain':
                 return [([*train, '--plain'], env)]
             how = {'tp': [f'--tp={o.ranks}'], 'pp': [f'--pp={o.ranks}', f'--accum={self.micro_batches(who)}']}.get(who) or [f'--stage={who[-1]}']
@@ -283,15 +295,17 @@ def about_lines(o, rows, versions, imported_gb):
     interleaved = not o.add and o.rounds > 1
     peers = sorted({r['peer'] for r in rows if r.get('peer')}) or [f'{k} {v}' for k, v in versions.items()]
     layers, heads, channels, context, vocab = o.sizes
+    start = '; all but zero-bench --plain read the weights from files' if o.folder else ''
     meshes = f', with tp for all ranks, with pp in each of {2 * o.ranks} micro-batches'
     meshes = meshes if any(r['who'] in peers_report.TP + peers_report.PP for r in rows) else ''
     return [f'{datetime.date.today().isoformat()}, {processor()}; Linux {".".join(platform.release().split(".")[:2])}',
             *(gpu_lines() if o.device == 'cuda' else []),
             f'libzero {"".join(version)}, this tree at {commit or "no commit"}; {"; ".join(peers) or "no peer"}; Python {platform.python_version()}',
-            f'{o.model}: {layers} layers, {heads} heads, {channels} channels, {vocab} token ids; rows of {context} tokens, {o.batch} for each rank and step{meshes}; AdamW, '
+            f'{os.path.basename(o.model)}: {layers} layers, {heads} heads, {channels} channels, {vocab} token ids{start}; rows of {context} tokens, {o.batch} for each rank and step{meshes}; AdamW, '
             f'clip 1, learning rate {o.lr:g} over 10 steps; on the {"GPU" if o.device == "cuda" else "CPU"}',
             'tokens/s: of a run the median step without the first two; then the median, lowest and highest of the rounds'
             + (', which were interleaved' if interleaved else ''),
+            'CPU s/step: CPU time of all processes from the end of the first step to their end, for each of the other steps',
             'peak Pss: the largest sum over a row\'s processes, sampled from outside; memory that they share counts once'
             + (f'; a process that has imported PyTorch and done nothing takes {peers_report.number(imported_gb)} GB' if imported_gb else ''),
             f'losses apart: the largest relative difference of the first {peers_report.n_compared(rows)} losses from the reference, which is ours with the same dtype '
@@ -318,15 +332,16 @@ def main():
             print(progress(o, run, round_), flush=True)
             with open(raw_path, 'a', encoding='utf-8') as f:
                 f.write(peers_report.json_line(run))
+    bars = peers_report.FOLDER_BARS if o.folder else peers_report.BARS
     table = peers_report.rows_of(runs, o.batch, o.context)
-    print('\n' + peers_report.text(table))
+    print('\n' + peers_report.text(table, bars))
     with open(os.path.join(o.work, 'rows.jsonl'), 'w', encoding='utf-8') as f:
         f.writelines(map(peers_report.json_line, table))
     print(f'\n{f.name}: the same, a line of JSON for each row')
     if o.out:
         os.makedirs(os.path.dirname(os.path.abspath(o.out)), exist_ok=True)
         with open(o.out, 'w', encoding='utf-8') as f:
-            f.write(peers_report.markdown('The same training by libzero and by others', about_lines(o, table, rows.versions, rows.imported_gb), table))
+            f.write(peers_report.markdown('The same training by libzero and by others', about_lines(o, table, rows.versions, rows.imported_gb), table, bars))
         print(f'{o.out}: the same as a page')
     return 0 if any(row.get('tokens_per_s') for row in table) else 1
 

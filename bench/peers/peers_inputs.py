@@ -65,14 +65,10 @@ def run(command, log):
 
 
 def write_weights(zero_bench, model, dtype, seed, text_path, folder):
-    """Writes zero-bench's initial weights as safetensors files. They come from a checkpoint after a step with learning rate 0."""
-    checkpoint = folder + '.checkpoint'
-    for old in (checkpoint, folder):
-        shutil.rmtree(old, ignore_errors=True)
+    """Writes zero-bench's initial weights, after a step with learning rate 0, as a Hugging Face folder."""
+    shutil.rmtree(folder, ignore_errors=True)
     run([zero_bench, 'train', *model, f'--dtype={dtype}', f'--seed={seed}', f'--data={text_path}', '--batch=1', '--steps=1', '--lr=0',
-         f'--save={checkpoint}'], folder + '.train.log')
-    run([zero_bench, 'export', *model, f'--dtype={dtype}', f'--load={checkpoint}', f'--out={folder}'], folder + '.export.log')
-    shutil.rmtree(checkpoint)
+         f'--export={folder}'], folder + '.log')
 
 
 class Safetensors:

@@ -7,6 +7,7 @@ A run is a dict with these keys:
 - micro_batches, those of all ranks in a step (one for each rank, if the key is missing)
 - ms and losses, one value for each step (None: not finite)
 - first_forward_s and first_step_s, counted from the start of its processes
+- cpu_s_per_step: CPU seconds of its processes after the first step, for each other step; None or missing if there is none
 - pss_bytes, peer (versions) and device_bytes, which may be None
 
 A run that was not made has "failed", the reason, instead of the keys of steps and memory.
@@ -15,7 +16,7 @@ import json
 import math
 import statistics
 
-from gpt2_sizes import N_WARM_STEPS
+from model_sizes import N_WARM_STEPS
 
 N_LOSSES = 20  # losses that are compared
 LOSS_BAR = 1e-4
@@ -38,7 +39,13 @@ BARS = [
     ('plain', 'torch', 'tokens_per_s', {'f32': 2.0, 'bf16': 2.0}), ('plain', 'llmc', 'tokens_per_s', {'f32': 5.0, 'bf16': 10.0}),
     ('tp', 'torch_tp', 'tokens_per_s', {'f32': 2.0, 'bf16': 2.3}), ('pp', 'torch_pp', 'tokens_per_s', {}), ('pp', 'torch_pp_patched', 'tokens_per_s', {}),
 ]
-NAMES = {'tokens_per_s': 'tokens/s', 'pss_gb': 'peak Pss', 'device_gb': "peak of the GPU's memory", 'first_forward_s': 'start to first forward'}
+# The bars of a Hugging Face folder's model.
+FOLDER_BARS = [
+    ('stage3', 'fsdp2', 'tokens_per_s', {'f32': 2.5, 'bf16': 2.3}), ('stage3', 'fsdp2', 'cpu_s_per_step', {}),
+    ('stage3', 'fsdp2', 'pss_gb', {'f32': 0.65, 'bf16': 0.65}), ('stage3', 'fsdp2', 'first_forward_s', {}),
+    ('plain', 'torch', 'tokens_per_s', {}), ('plain', 'torch', 'cpu_s_per_step', {}), ('stage0', 'ddp', 'tokens_per_s', {}),
+]
+NAMES = {'tokens_per_s': 'tokens/s', 'cpu_s_per_step': 'CPU seconds of a step', 'pss_gb': 'peak Pss', 'device_gb': "peak of the GPU's memory", 'first_forward_s': 'start to first forward'}
 
 
 def spread(values):
@@ -87,9 +94,11 @@ def row_of(runs, batch, context):
         return row
     longest = max(made, key=lambda r: len(r['losses']))
     pss = [r['pss_bytes'] for r in made if r.get('pss_bytes')]
+    cpu = [r['cpu_s_per_step'] for r in made if r.get('cpu_s_per_step')]
     device = [r['device_bytes'] for r in made if r.get('device_bytes')]
     row.update(tokens_per_s=spread([tokens_per_s(r, batch, context) for r in made]), pss_gb=max(pss) / 1e9 if pss else None,
                device_gb=max(device) / 1e9 if device else None,
+               cpu_s_per_step=statistics.median(cpu) if cpu else None,
                first_forward_s=statistics.median(r['first_forward_s'] for r in made),
                first_step_s=statistics.median(r['first_step_s'] for r in made), losses=longest['losses'], peer=longest.get('peer'))
     return row
@@ -114,12 +123,12 @@ def rows_of(runs, batch, context):
     return rows
 
 
-def bars_of(rows):
+def bars_of(rows, wanted=BARS):
     """[name, ratio or distance, bar as text, whether it is met] for all rows that exist. Without a bar: '' and None."""
     found = {(r['who'], r['dtype']): r for r in rows if r.get('tokens_per_s')}
     answers = []
     for dtype in ('f32', 'bf16'):
-        for ours, peer, what, bars in BARS:
+        for ours, peer, what, bars in wanted:
             a, b = found.get((ours, dtype)), found.get((peer, 'f32' if peer == 'llmc' else dtype))
             if not a or not b or not a[what] or not b[what]:
                 continue
@@ -150,7 +159,7 @@ def number(x, digits=3):
     return f'{float(f"{x:.{digits}g}"):.10g}'
 
 
-HEAD = ['', 'dtype', 'ranks x threads', 'tokens/s', 'low to high', 'rounds', 'peak Pss, GB', 'to first forward, s', 'first step done, s', 'losses apart']
+HEAD = ['', 'dtype', 'ranks x threads', 'tokens/s', 'low to high', 'rounds', 'CPU s/step', 'peak Pss, GB', 'to first forward, s', 'first step done, s', 'losses apart']
 
 
 def cells(row):
@@ -164,7 +173,7 @@ def cells(row):
     elif row.get('loss_distance') is not None:
         apart = number(row['loss_distance'], 2)
     memory = number(row['pss_gb']) + (f' (GPU {number(row["device_gb"])})' if row['device_gb'] else '')
-    return start + [number(t['median']), f'{number(t["low"])} to {number(t["high"])}', str(row['rounds']), memory,
+    return start + [number(t['median']), f'{number(t["low"])} to {number(t["high"])}', str(row['rounds']), number(row['cpu_s_per_step']), memory,
                     number(row['first_forward_s']), number(row['first_step_s']), apart]
 
 
@@ -182,9 +191,9 @@ def markdown_table(lines):
     return '\n'.join([line_of(lines[0]), '|---' * len(lines[0]) + '|', *map(line_of, lines[1:])])
 
 
-def bar_lines(rows):
+def bar_lines(rows, bars):
     words = {True: 'met', False: 'not met', None: ''}
-    answers = [[name, number(x), bar, words[met]] for name, x, bar, met in bars_of(rows)]
+    answers = [[name, number(x), bar, words[met]] for name, x, bar, met in bars_of(rows, bars)]
     return [['', 'measured', 'bar', ''], *answers] if answers else []
 
 
@@ -208,12 +217,12 @@ def losses_of(rows):
     return answers
 
 
-def markdown(title, about, rows):
+def markdown(title, about, rows, bars=BARS):
     """The page as Markdown. about: the lines of about_lines in compare.py."""
     page = [f'# {title}', '', *(f'- {line}' for line in about), '', markdown_table([HEAD, *map(cells, rows)])]
-    bars = bar_lines(rows)
-    if bars:
-        page += ['', '## Bars', '', markdown_table(bars)]
+    ratios = bar_lines(rows, bars)
+    if ratios:
+        page += ['', '## Bars', '', markdown_table(ratios)]
     if losses_of(rows):
         page += ['', '## Losses']
     for name, lines in losses_of(rows):
@@ -221,8 +230,8 @@ def markdown(title, about, rows):
     return '\n'.join(page) + '\n'
 
 
-def text(rows):
+def text(rows, bars=BARS):
     tables = [text_table([HEAD, *map(cells, rows)])]
-    if bar_lines(rows):
-        tables.append(text_table(bar_lines(rows)))
+    if bar_lines(rows, bars):
+        tables.append(text_table(bar_lines(rows, bars)))
     return '\n\n'.join(tables)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import threading
@@ -47,6 +48,24 @@ def pss_bytes(pids):
         except OSError:
             pass
     return total
+
+
+def cpu_s(pids):
+    """The CPU seconds of these processes, and of those that they have waited for."""
+    ticks = 0
+    for pid in pids:
+        try:
+            with open(f'/proc/{pid}/stat', encoding='utf-8', errors='replace') as f:
+                ticks += sum(map(int, f.read().rsplit(')', 1)[1].split()[11:15]))
+        except OSError:
+            pass
+    return ticks / os.sysconf('SC_CLK_TCK')
+
+
+def cpu_s_of_children():
+    """The CPU seconds of all processes that this one has started and waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Watch:
@@ -97,8 +116,8 @@ def last_words(path):
 
 
 def read_lines(process, started, watch):
-    """Returns the step events, each with its time of arrival, and the summary, or {}."""
-    steps, summary = [], {}
+    """Returns the step events, each with its time of arrival, the summary or {}, and the CPU seconds until the first step was done."""
+    steps, summary, first_cpu_s = [], {}, 0
     for line in process.stdout:
         arrived = time.monotonic() - started
         if not line.startswith('{'):
@@ -109,8 +128,9 @@ def read_lines(process, started, watch):
         elif event.get('event') == 'step':
             steps.append((event, arrived))
             if len(steps) == 1:
+                first_cpu_s = cpu_s(tree_of([p.pid for p in watch.processes]))
                 watch.sample()
-    return steps, summary
+    return steps, summary, first_cpu_s
 
 
 def cause_order(code):
@@ -126,15 +146,16 @@ def run_row(commands, log, every_s=0.5, limit_s=3600):
     Returns the measured keys of a run (see peers_report.py), or raises Failed. Standard error goes to log.0, log.1 and so on.
     """
     processes, logs = [], [f'{log}.{i}' for i in range(len(commands))]
-    started = time.monotonic()
+    started, cpu_before_s = time.monotonic(), cpu_s_of_children()
     watch = None
     try:
         for i, (command, env) in enumerate(commands):
             with open(logs[i], 'w', encoding='utf-8') as err:
                 out = subprocess.PIPE if i == 0 else subprocess.DEVNULL
-                processes.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True))
+                # zero-run starts each rank in a session. Linux divides the CPU between sessions, so others get one, too.
+                processes.append(subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, start_new_session=True))
         watch = Watch(processes, every_s, limit_s)
-        steps, summary = read_lines(processes[0], started, watch)
+        steps, summary, first_cpu_s = read_lines(processes[0], started, watch)
         codes = [p.wait() for p in processes]
     finally:
         if watch:
@@ -151,6 +172,8 @@ def run_row(commands, log, every_s=0.5, limit_s=3600):
     if not steps:
         raise Failed('it told of no step')
     (first, arrived), ms = steps[0], [event['ms'] for event, _ in steps]
+    cpu_after_s = max(0, cpu_s_of_children() - cpu_before_s - first_cpu_s)  # of two clocks, one of which counts ticks
     return {'ms': ms, 'losses': [event['loss'] for event, _ in steps], 'first_step_s': arrived,
-            'first_forward_s': arrived - first['ms'] * 1e-3, 'pss_bytes': watch.peak or None, 'peer': summary.get('peer'),
+            'first_forward_s': arrived - first['ms'] * 1e-3, 'pss_bytes': watch.peak or None,
+            'cpu_s_per_step': cpu_after_s / (len(steps) - 1) if len(steps) > 1 else None, 'peer': summary.get('peer'),
             'device_bytes': summary.get('peak_device_bytes') or None, 'own_tokens_per_s': summary.get('tokens_per_s')}

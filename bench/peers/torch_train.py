@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains PyTorch's GPT-2 on one rank as zero-bench train does, and reports each step in the same JSON lines.
+"""Trains a GPT-2, or a Llama of transformers, on one rank as zero-bench train does, and reports each step in the same JSON lines.
 
-    torch_train.py --how plain|ddp|fsdp2|tp|pp|zero1|zero2|zero3 [--dtype f32|bf16] [--model gpt2-124M] [--steps 20] ...
+    torch_train.py --how plain|ddp|fsdp2|tp|pp|zero1|zero2|zero3 [--dtype f32|bf16] [--model gpt2-124M|DIR] [--steps 20] ...
 
-zeroN is ZeRO stage N of DeepSpeed. tp and pp divide the model among all ranks (torch_axes.py). pp-patched is pp without
-the messages at its start, on which gloo aborts. Ranks find each other by torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR,
+DIR is a Hugging Face folder of a Llama, as for zero-bench. zeroN is ZeRO stage N of DeepSpeed. tp and pp divide a GPT-2
+among all ranks (torch_axes.py). pp-patched is pp without the messages at its start, on which gloo aborts. Ranks find each other by torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR,
 MASTER_PORT). Without them there is one rank. The optimizer is PyTorch's fused AdamW. Only matrices decay, gradients are
 clipped to norm 1, and the learning rate ramps up.
 
@@ -26,7 +26,8 @@ import statistics
 import sys
 import time
 
-from gpt2_sizes import MODELS, N_WARM_STEPS, N_WARMUP_STEPS, flop_per_token
+import model_sizes
+from model_sizes import N_WARM_STEPS, N_WARMUP_STEPS
 
 HOWS = ['plain', 'ddp', 'fsdp2', 'tp', 'pp', 'pp-patched', 'zero1', 'zero2', 'zero3']
 
@@ -36,9 +37,7 @@ def options():
     p.add_argument('--how', choices=HOWS, required=True)
     p.add_argument('--dtype', choices=['f32', 'bf16'], default='f32')
     p.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
-    p.add_argument('--model', choices=MODELS, default='gpt2-124M')
-    for name in ('layers', 'heads', 'channels', 'vocab'):
-        p.add_argument('--' + name, type=int, help="instead of the model's own number")
+    model_sizes.add_options(p)
     p.add_argument('--context', type=int, default=1024)
     p.add_argument('--batch', type=int, default=4, help='rows of a micro-batch')
     p.add_argument('--micro-batches', type=int, default=4, help='of a step of pp (4)')
@@ -52,10 +51,9 @@ def options():
     o = p.parse_args()
     if o.steps <= N_WARM_STEPS:
         p.error(f'--steps: more than {N_WARM_STEPS} are needed')
-    own = o.layers, o.heads, o.channels, o.vocab
-    layers, heads, channels, vocab = (given or preset for given, preset in zip(own, MODELS[o.model]))
-    o.sizes = layers, heads, channels, o.context, vocab
-    o.lr = o.lr if o.lr is not None else MODELS[o.model][4]
+    model_sizes.read_options(p, o)
+    if o.folder and o.how.startswith(('tp', 'pp')):
+        p.error(f'--how {o.how}: for a GPT-2 only')
     return o
 
 
@@ -174,7 +172,8 @@ def wait_for(device):
 
 def trainer_of(o, model):
     if o.compile and not o.how.startswith('zero'):
-        model.loss = torch.compile(model.loss)
+        if not o.folder:
+            model.loss = torch.compile(model.loss)
         for layer in model.h:
             layer.compile()
     if o.how.startswith('zero'):
@@ -185,12 +184,22 @@ def trainer_of(o, model):
     return (torch_axes.TensorParallel if o.how == 'tp' else torch_axes.Pipeline)(o, model, adamw)
 
 
-def summary(o, world, n_batches, ms):
+def model_of(o):
+    """Returns the model, the operations for each token, and the version of the program that it comes from."""
+    if o.folder:
+        import torch_llama
+        model = torch_llama.build(o.folder, o.device, o.weights)
+        return model, torch_llama.flop_per_token(model, o.context), f'transformers {torch_llama.__version__}, torch {torch.__version__}'
+    import torch_gpt2
+    layers, _, channels, context, vocab = o.sizes
+    flop = model_sizes.flop_per_token(layers, channels, context, vocab)
+    return torch_gpt2.build(o.sizes, o.device, o.weights), flop, f'torch {torch.__version__}'
+
+
+def summary(o, world, n_batches, ms, flop, peer):
     median = statistics.median(ms[N_WARM_STEPS:])
     tokens_per_s = n_batches * o.batch * o.context / median * 1e3
-    layers, _, channels, context, vocab = o.sizes
-    flop = flop_per_token(layers, channels, context, vocab)
-    line = {'event': 'summary', 'peer': f'torch {torch.__version__}', 'model': o.model, 'how': o.how, 'dtype': o.dtype, 'world': world,
+    line = {'event': 'summary', 'peer': peer, 'model': o.model, 'how': o.how, 'dtype': o.dtype, 'world': world,
             'batch': o.batch, 'context': o.context, 'compiled': o.compile, 'ms_median': median, 'tokens_per_s': tokens_per_s,
             'flop_per_token': flop, 'mfu': tokens_per_s * flop / (world * o.peak_tflops * 1e12) if o.peak_tflops else None}
     if o.how.startswith('zero'):
@@ -210,7 +219,8 @@ def main():
     out = os.fdopen(os.dup(1), 'w')  # only for JSON, since DeepSpeed logs on the standard output
     os.dup2(2, 1)
     torch.manual_seed(1)
-    trainer = trainer_of(o, torch_gpt2.build(o.sizes, o.device, o.weights))
+    model, flop, peer = model_of(o)
+    trainer = trainer_of(o, model)
     first, n, n_all = micro_batches(o, rank, world)
     batches = Batches(o, first, n, n_all)
     ms = []
@@ -226,7 +236,7 @@ def main():
         if rank == 0:
             print(json.dumps({'event': 'step', 'step': step + 1, 'loss': loss, 'grad_norm': norm, 'ms': ms[-1]}), file=out, flush=True)
     if rank == 0:
-        print(json.dumps(summary(o, world, n_all, ms)), file=out, flush=True)
+        print(json.dumps(summary(o, world, n_all, ms, flop, peer)), file=out, flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -234,5 +244,4 @@ def main():
 if __name__ == '__main__':
     import torch
     import torch.distributed as dist
-    import torch_gpt2
     main()

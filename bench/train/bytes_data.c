@@ -24,9 +24,17 @@ static bool ends_in(const char *name, const char *suffix)
     return n >= k && !strcmp(name + n - k, suffix);
 }
 
-/* Appends a file. With skip_binary, a file that does not look like text is left out. */
-static int append(struct bytes_data *d, const char *path, bool skip_binary)
+bool text_is_binary(const void *bytes, size_t n)
 {
+    return memchr(bytes, 0, n < 4096 ? n : 4096);
+}
+
+/* Appends a file. In folders, a file that does not look like text is left out. */
+static int append(void *arg, const char *path, bool given)
+{
+    struct bytes_data *d = arg;
+    if (d->n_bytes == BYTES_DATA_MAX)
+        return 1;
     FILE *f = fopen(path, "rb");
     if (!f)
         return zr_fail(ZERO_ERR_IO, "cannot read %s: %s", path, strerror(errno));
@@ -36,27 +44,26 @@ static int append(struct bytes_data *d, const char *path, bool skip_binary)
     fclose(f);
     if (failed)
         return zr_fail(ZERO_ERR_IO, "cannot read %s: %s", path, strerror(failed));
-    if (skip_binary && memchr(start, 0, n < 4096 ? n : 4096))
+    if (!given && text_is_binary(start, n))
         return 0;
     d->n_bytes += (int64_t)n;
     d->n_files++;
     return 0;
 }
 
-/* In folders, only names that end in suffix are read; NULL: all names. */
-static int append_path(struct bytes_data *d, const char *path, const char *suffix)
+int text_walk(const char *path, const char *suffix, text_visit *visit, void *arg)
 {
     char *const roots[] = {(char *)path, NULL};
     FTS *walk = fts_open(roots, FTS_PHYSICAL | FTS_COMFOLLOW | FTS_NOCHDIR, by_name);
     if (!walk)
         return zr_fail(ZERO_ERR_IO, "cannot read %s: %s", path, strerror(errno));
     int err = 0;
-    for (FTSENT *e; !err && d->n_bytes < BYTES_DATA_MAX && (e = fts_read(walk));) {
+    for (FTSENT *e; !err && (e = fts_read(walk));) {
         bool given = e->fts_level == FTS_ROOTLEVEL;
         switch (e->fts_info) {
         case FTS_F:
             if (given || !suffix || ends_in(e->fts_name, suffix))
-                err = append(d, e->fts_path, !given);
+                err = visit(arg, e->fts_path, given);
             break;
         case FTS_DNR:
         case FTS_ERR:
@@ -64,7 +71,7 @@ static int append_path(struct bytes_data *d, const char *path, const char *suffi
             err = zr_fail(ZERO_ERR_IO, "cannot read %s: %s", e->fts_path, strerror(e->fts_errno));
             break;
         case FTS_DEFAULT: /* a pipe that was named is read like a file */
-            err = given ? append(d, e->fts_path, false) : 0;
+            err = given ? visit(arg, e->fts_path, given) : 0;
             break;
         default:
             break;
@@ -79,12 +86,12 @@ int bytes_data_open(struct bytes_data *d, const char *const *paths, int n_paths)
     *d = (struct bytes_data){0};
     /* Pages without text are never touched. */
     ZR_TRY(ZR_ALLOC(d->bytes, BYTES_DATA_MAX, "%d bytes of text", BYTES_DATA_MAX));
-    int err = n_paths ? 0 : append_path(d, BYTES_DATA_DEFAULT, ".h");
+    int err = n_paths ? 0 : text_walk(BYTES_DATA_DEFAULT, ".h", append, d);
     for (int i = 0; !err && i < n_paths; i++)
-        err = append_path(d, paths[i], NULL);
-    if (err)
+        err = text_walk(paths[i], NULL, append, d);
+    if (err < 0)
         bytes_data_close(d);
-    return err;
+    return err < 0 ? err : 0;
 }
 
 void bytes_data_close(struct bytes_data *d)

@@ -15,6 +15,16 @@ struct bytes_data {
     int64_t n_bytes, n_files;
 };
 
+/* What is done with a file of text. given: it was named, and not found in a folder. A positive value ends the
+ * walk. */
+typedef int text_visit(void *arg, const char *path, bool given);
+/* Visits path, or all files in the folder path in the order of their names, without symbolic links. In
+ * folders, only names that end in suffix are visited; NULL: all names. Returns 0, what the visit returned, or
+ * ZERO_ERR_IO. */
+int text_walk(const char *path, const char *suffix, text_visit *visit, void *arg);
+/* Whether the beginning of a file does not look like text: it has a zero byte. */
+bool text_is_binary(const void *bytes, size_t n);
+
 /* Reads files, and all files in folders in the order of their names, up to BYTES_DATA_MAX. In folders,
  * symbolic links and files that are not text (a zero byte near the start) are passed over. If n_paths is
  * 0, the C headers of BYTES_DATA_DEFAULT are read. The same files give the same bytes on every rank.

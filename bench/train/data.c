@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* data.c: opens what zero-bench train learns from, and gives each rank its rows of each micro-batch. */
 #include "bench/train/run.h"
+#include "bench/train/text_tokens.h"
 #include "kernels/alloc.h"
 
 /* The last part of the text is held out. */
@@ -22,7 +23,7 @@ static int load_text(struct run *r)
     }
     if (!(o->held_out > 0))
         return 0;
-    int err = token_data_open_text(&r->held_out, r->data.bytes + r->data.n_bytes, n_held);
+    int err = token_data_open_text(&r->held_out, r->data.bytes + r->data.n_bytes, 1, n_held, -1);
     r->eval = &r->held_out;
     r->n_eval = r->held_out.n_rows;
     return err ? zr_fail_more(err, "--held-out %g", o->held_out) : 0;
@@ -35,11 +36,24 @@ static int open_tokens(const struct run *r, struct token_data *d, const struct t
     return masks->n ? token_data_open_masks(d, masks->paths, masks->n) : 0;
 }
 
+/* Text becomes tokens by the tokenizer of the model's folder. */
+static int encode_text(struct run *r)
+{
+    const struct train_options *o = r->o;
+    struct tokenizer *t;
+    int64_t end_token = text_end_token(o->model.config.hf), n_files = 0;
+    TRY(tokenizer_open(&t, o->model.dir));
+    int err = text_tokens(t, o->data.paths, o->data.n, end_token, text_tokens_take, &r->ids, &n_files);
+    tokenizer_close(t);
+    TRY(err);
+    return token_data_open_text(&r->tokens, r->ids.ids, (int)sizeof *r->ids.ids, r->ids.n, end_token);
+}
+
 /* The last rows are held out, at least one. */
 static int load_tokens(struct run *r)
 {
     const struct train_options *o = r->o;
-    TRY(open_tokens(r, &r->tokens, &o->tokens, &o->masks));
+    TRY(o->tokens.n ? open_tokens(r, &r->tokens, &o->tokens, &o->masks) : encode_text(r));
     r->n_rows = r->tokens.n_rows;
     if (o->eval_tokens.n) {
         TRY(open_tokens(r, &r->held_out, &o->eval_tokens, &o->eval_masks));
@@ -66,12 +80,17 @@ int train_load_data(struct run *r)
 {
     const struct train_options *o = r->o;
     const struct model_config *c = &o->model.config;
-    int64_t n = o->batch * c->context;
     r->tokens = (struct token_data){
         .context = c->context, .vocab = c->vocab, .documents = c->documents, .end_token = o->end_token};
     r->held_out = r->tokens;
-    TRY(o->tokens.n ? load_tokens(r) : load_text(r));
-    TRY(ZR_ALLOC(r->whole.tokens, 3 * n, "rows of text"));
+    TRY(o->tokens.n || o->encodes ? load_tokens(r) : load_text(r));
+    return train_open_rows(r);
+}
+
+int train_open_rows(struct run *r)
+{
+    const int64_t n = r->o->batch * r->o->model.config.context;
+    TRY(ZR_ZALLOC(r->whole.tokens, 3 * n, "rows of text"));
     r->whole.targets = r->whole.tokens + n;
     r->whole.document_start = r->whole.targets + n;
     return 0;
@@ -207,6 +226,15 @@ int train_next_held_out(struct run *r, struct model *m, int64_t i)
     take_own_rows(r, m);
     for (int64_t t = 0; t < model_own_tokens(m) && !m->config.no_head; t++)
         r->eval_counted += m->targets[t] != MODEL_LEFT_OUT;
+    model_send_batch(m);
+    return 0;
+}
+
+int train_next_whole(struct run *r, struct model *m, int64_t i)
+{
+    (void)i;
+    TRY(model_next_batch(m));
+    take_own_rows(r, m);
     model_send_batch(m);
     return 0;
 }

@@ -148,19 +148,21 @@ int token_data_open(struct token_data *d, const char *const *paths, int n_paths,
     return err;
 }
 
-int token_data_open_text(struct token_data *d, const uint8_t *text, int64_t n)
+int token_data_open_text(struct token_data *d, const void *ids, int id_bytes, int64_t n, int64_t end_token)
 {
+    if (d->documents && end_token < 0)
+        return zr_fail(ZERO_ERR_ARG, "the text has no end token, at which documents end");
     ZR_TRY(ZR_ZALLOC(d->files, 1, "a piece of text"));
-    d->files[d->n_files++] =
-        (struct token_file){.path = "text", .ids = text, .id_bytes = 1, .end_token = -1, .n_tokens = n};
+    d->files[d->n_files++] = (struct token_file){
+        .path = "text", .ids = ids, .id_bytes = id_bytes, .end_token = end_token, .n_tokens = n};
     add_rows(d, &d->files[0]);
     if (d->n_rows)
         return 0;
     int64_t needed = d->context + 1;
     token_data_close(d);
     return zr_fail(ZERO_ERR_ARG,
-                   "%lld bytes of text are less than a row, which takes %lld: --context and the one after it",
-                   (long long)n, (long long)needed);
+                   "%lld %s of text are less than a row, which takes %lld: --context and the one after it",
+                   (long long)n, id_bytes == 1 ? "bytes" : "tokens", (long long)needed);
 }
 
 int token_data_open_masks(struct token_data *d, const char *const *paths, int n_paths)

@@ -60,9 +60,9 @@ struct token_data {
  * message names the file. A set without a single row is refused, and with documents a file without an end
  * token. */
 int token_data_open(struct token_data *d, const char *const *paths, int n_paths, int64_t id_bytes);
-/* The same for n bytes of text: each is a token. text must outlive d. The message does not say where the text
- * is from. */
-int token_data_open_text(struct token_data *d, const uint8_t *text, int64_t n);
+/* The same for n ids of text in memory, which must outlive d. id_bytes 1: each byte is a token. end_token is
+ * for documents; -1: none. The message does not say where the text is from. */
+int token_data_open_text(struct token_data *d, const void *ids, int id_bytes, int64_t n, int64_t end_token);
 /* Maps a mask for each file. Returns 0 or a zero_err whose message names the file. */
 int token_data_open_masks(struct token_data *d, const char *const *paths, int n_paths);
 void token_data_close(struct token_data *d);

@@ -91,10 +91,10 @@ static int backward(struct run *r, struct model *m)
 
 /* ---- training ---- */
 
-static int evaluate(struct run *r, int64_t n)
+static int forward_only(struct run *r, int64_t n, train_rows *rows)
 {
     for (int64_t i = 0; i < n; i++) {
-        TRY(train_next_held_out(r, &r->model[0], i));
+        TRY(rows(r, &r->model[0], i));
         TRY(forward(r, &r->model[0]));
     }
     return 0;
@@ -114,15 +114,12 @@ static int train_step(struct run *r, struct train_step *s)
 }
 
 /* Makes the steps that the loaded checkpoint, if there is one, has not made. */
-static int train_loop(struct run *r)
+static int train_loop(struct run *r, train_forward *pass)
 {
     const struct train_options *o = r->o;
     int (*make_step)(struct run *, struct train_step *) = o->plain             ? plain_train_step
                                                           : r->at.n_stages > 1 ? pipeline_train_step
                                                                                : train_step;
-    int (*forward_only)(struct run *, int64_t) = o->plain             ? plain_evaluate
-                                                 : r->at.n_stages > 1 ? pipeline_evaluate
-                                                                      : evaluate;
     struct train_step s = {.loss = NAN};
     r->start_ns = report_now_ns();
     if (o->load)
@@ -136,7 +133,7 @@ static int train_loop(struct run *r)
         s.step++;
         s.stop = s.stop || s.step == o->steps;
         TRY(train_report_step(r, &s));
-        TRY(train_evaluate(r, &s, forward_only));
+        TRY(train_evaluate(r, &s, pass));
         TRY(train_save(r, s.step, s.stop));
     }
     if (r->z)
@@ -146,15 +143,19 @@ static int train_loop(struct run *r)
 
 static int train(struct run *r)
 {
+    const struct train_options *o = r->o;
     TRY(train_open(r));
-    TRY(r->o->plain ? plain_train_open(r) : wrap(r));
-    if (r->o->only_exports) {
-        TRY_ZERO(zero_load(r->z, r->o->load));
-        return train_export(r);
+    TRY(o->plain ? plain_train_open(r) : wrap(r));
+    train_forward *pass = o->plain ? plain_forward : r->at.n_stages > 1 ? pipeline_forward : forward_only;
+    if (!train_trains(o)) {
+        if (o->load)
+            TRY_ZERO(zero_load(r->z, o->load));
+        TRY(train_import(r));
+        return o->sample ? sample_generate(r, pass) : train_export(r);
     }
     train_introduce(r);
     TRY(train_import(r));
-    TRY(train_loop(r));
+    TRY(train_loop(r, pass));
     return train_export(r); /* after the report, so that its traffic is not counted as the training's */
 }
 
@@ -171,7 +172,7 @@ int train_run(const struct train_options *o)
                     .report = {.json = o->json}};
     int err = train(&r);
     if (err)
-        fprintf(stderr, "zero-bench train: %s\n", error_text());
+        fprintf(stderr, "zero-bench %s: %s\n", o->sample ? "sample" : "train", error_text());
     zero_unwrap(&r.z);
     return train_close(&r, err);
 }

@@ -10,6 +10,8 @@
 
 #include <stdbool.h>
 
+struct sample_options;
+
 #define TRAIN_MAX_STEP_MS   64 /* as many values as zero_mean takes */
 #define TRAIN_DOCUMENTS_END (-1)
 
@@ -36,6 +38,8 @@ struct train_options {
     uint64_t seed;
     /* text, whose bytes are tokens; or files of tokens (token_data.h) instead */
     struct train_files data, tokens;
+    /* data becomes tokens by the tokenizer of the model's folder */
+    bool encodes;
     /* for each file of tokens, which of its tokens count in the loss; none: all */
     struct train_files masks;
     /* rows to evaluate, which are not trained on: this share of the data, at their end; or other files of
@@ -104,6 +108,8 @@ struct train_options {
      * without training. NULL: none */
     const char *export_to;
     bool only_exports;
+    /* what to generate from the weights, without training (bench/sample/sample.h); NULL: nothing */
+    const struct sample_options *sample;
     /* with adapters: folder for the model's weights with the adapters added; and the folder of PEFT whose
      * adapters are where training begins. NULL: none */
     const char *export_merged, *adapter;

@@ -8,6 +8,7 @@
 #include "bench/llama/lora_config.h"
 #include "bench/report/plot.h"
 #include "bench/schedule/pipeline_stages.h"
+#include "bench/train/text_tokens.h"
 #include "bench/train/train.h"
 #include "kernels/device.h"
 
@@ -56,8 +57,10 @@ static error_t check_data(struct argp_state *state, const struct train_options *
         return option_fault(state, "--mask: %d files, but --tokens has %d", o->masks.n, o->tokens.n);
     if (o->token_bytes && o->token_bytes != 2 && o->token_bytes != 4)
         return option_fault(state, "--token-bytes: is 2 or 4");
-    if (o->documents && (o->documents == TRAIN_DOCUMENTS_END) != (o->tokens.n > 0))
-        return option_fault(state, "--documents: is 'end' with --tokens, and a number of bytes without");
+    if (o->documents && (o->documents == TRAIN_DOCUMENTS_END) != (o->tokens.n || o->encodes))
+        return option_fault(state,
+                            "--documents: is 'end' with --tokens or a tokenizer, and a number of bytes "
+                            "without");
     if (o->end_token >= 0 && !o->documents)
         return option_fault(state, "--end-token: needs --documents end");
     if (o->eval_tokens.n && (o->held_out > 0 || !o->tokens.n))
@@ -117,6 +120,7 @@ static error_t finish(struct argp_state *state, void *options)
     }
     o->model.config.documents = o->documents != 0;
     o->steps = o->steps >= 0 ? o->steps : o->seconds > 0 ? INT64_MAX : 100;
+    o->encodes = o->data.n && o->model.dir && text_has_tokenizer(o->model.dir);
     error_t err = check_data(state, o);
     err = err ? err : finish_rate(state, o);
     if (!err && o->model.dir)

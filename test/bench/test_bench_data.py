@@ -2,10 +2,12 @@
 """zero-bench train on files of tokens: the same bits over worlds and after a resume in the middle of an epoch,
 and wrong files refused by name."""
 import fcntl
+import json
 import math
 import os
 import pty
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -70,6 +72,61 @@ def result(world, *args):
     """Returns what must agree: every loss and gradient norm, and the hash of the state."""
     steps, summary = train(world, *MODEL, *args)
     return [(s['step'], s['loss'], s['grad_norm']) for s in steps], summary['state_sha256']
+
+
+def folder_with_tokenizer(folder):
+    """Makes a small model whose tokenizer is that of tokenizer/references/llama3.json."""
+    config = {'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', 'num_hidden_layers': 1, 'num_attention_heads': 2,
+              'hidden_size': 16, 'intermediate_size': 16, 'max_position_embeddings': 64, 'vocab_size': 700, 'rms_norm_eps': 1e-5, 'eos_token_id': 657}
+    with open(os.path.join(folder, 'config.json'), 'w', encoding='utf-8') as f:
+        json.dump(config, f)
+    shutil.copy(os.path.join(TEXT, 'tokenizer', 'references', 'llama3.json'), os.path.join(folder, 'tokenizer.json'))
+
+
+class Text(Case):
+    """Text for a model whose folder has a tokenizer."""
+
+    def setUp(self):
+        super().setUp()
+        folder_with_tokenizer(self.folder)
+        self.ids = os.path.join(self.folder, 'ids')
+        self.model = ['--model', self.folder, '--context=16', '--batch=1', '--steps=3', '--documents=end']
+        done = self.tokenize(os.path.join(TEXT, 'test_bench_data.py'))
+        if 'PCRE2' in done.stderr and 'CHECKS_MUST_RUN' not in os.environ:
+            self.skipTest(done.stderr)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def tokenize(self, *paths):
+        return bench('tokenize', '--model', self.folder, '--to', self.ids, *paths)
+
+    def test_text_is_encoded(self):
+        """Text given to train, on one rank or two, is what tokenize makes of it: a document for each file."""
+        texts = [self.put('a.txt', 'Grüße, the gradient\n'.encode() * 40), self.put('b.txt', b'the parameter ' * 100)]
+        done = self.tokenize(*texts)
+        self.assertRegex(done.stdout, r'^\d+ tokens of 2 files.*--token-bytes 2, and with --documents end --end-token 657')
+        with open(self.ids, 'rb') as f:
+            ids = [i for i, in struct.iter_unpack('<H', f.read())]
+        self.assertEqual((ids[0], ids[-1], ids.count(656), ids.count(657)), (656, 657, 2, 2))
+        runs = [train(world, *self.model, '--held-out=0.1', *args)[1]['state_sha256'] for world, args in [
+            (1, ['--data', *texts, '--accum=2']), (2, ['--data', *texts, '--stage=3']),
+            (1, ['--tokens', self.ids, '--token-bytes=2', '--end-token=657', '--accum=2'])]]
+        self.assertEqual(len(set(runs)), 1, runs)
+
+    def test_refused(self):
+        broken = self.put('broken.txt', b'abc\xff')
+        for args, why in [(['--data', broken], 'broken.txt: the text is not UTF-8: byte 3 is 0xff'), (['--data', self.put('short', b'a')], 'tokens of text are less than a row'),
+                          (['--data', broken, '--documents=7'], "--documents: is 'end' with --tokens or a tokenizer")]:
+            done = bench('train', *self.model, *args)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(why, done.stderr)
+        done = self.tokenize(broken)
+        self.assertEqual((done.returncode, os.path.exists(self.ids)), (2, False))
+        self.assertIn('broken.txt: the text is not UTF-8', done.stderr)
+        with open(os.path.join(self.folder, 'tokenizer.json'), 'w', encoding='utf-8') as f:
+            f.write('{"pre_tokenizer": {"type": "Metaspace"}}')
+        done = bench('train', *self.model, '--data', broken)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn('tokenizer.json: pre_tokenizer: Metaspace is not implemented', done.stderr)
 
 
 class Tokens(Case):

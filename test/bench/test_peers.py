@@ -23,11 +23,21 @@ import peers_report as report  # noqa: E402
 import row_process  # noqa: E402
 
 TINY = ['--layers=2', '--heads=2', '--channels=32', '--vocab=256', '--context=16']
+LLAMA = {'architectures': ['LlamaForCausalLM'], 'model_type': 'llama', 'vocab_size': 256, 'hidden_size': 32, 'intermediate_size': 48,
+         'num_hidden_layers': 2, 'num_attention_heads': 4, 'num_key_value_heads': 2, 'hidden_act': 'silu', 'max_position_embeddings': 64,
+         'rms_norm_eps': 1e-5, 'rope_theta': 10000.0, 'tie_word_embeddings': True, 'torch_dtype': 'float32'}
 
 
 def made(who, dtype, ranks, ms, losses, pss=2e9, first=4.0, **more):
     return {'who': who, 'dtype': dtype, 'ranks': ranks, 'threads': 3 - ranks, 'ms': ms, 'losses': losses, 'pss_bytes': pss, 'first_forward_s': first,
             'first_step_s': first + 1, 'peer': None, 'device_bytes': None, **more}
+
+
+def write_llama(folder):
+    os.makedirs(folder)
+    with open(os.path.join(folder, 'config.json'), 'w', encoding='utf-8') as f:
+        json.dump(LLAMA, f)
+    return folder
 
 
 class Arithmetic(unittest.TestCase):
@@ -100,6 +110,19 @@ class Rows(unittest.TestCase):
         self.assertFalse(bars['f32: losses of llm.c on the CPU from ours, relative, the first 3'][2])
         self.assertEqual(len(bars), 7, bars)
 
+    def test_bars_of_a_folder(self):
+        """They differ from GPT-2's. CPU time has a ratio and no bar."""
+        runs = [made('stage3', 'bf16', 2, [1, 1, 100.0], [5.0], 2e9, cpu_s_per_step=0.5), made('fsdp2', 'bf16', 2, [1, 1, 240.0], [5.1], 3e9, cpu_s_per_step=4.0),
+                made('stage3', 'bf16', 2, [1, 1, 100.0], [5.0], 2e9, cpu_s_per_step=1.5)]
+        rows = report.rows_of(runs, 4, 64)
+        bars = {name: (round(x, 6), bar, met) for name, x, bar, met in report.bars_of(rows, report.FOLDER_BARS)}
+        self.assertEqual(bars, {
+            'bf16: libzero, stage 3 / PyTorch FSDP2, tokens/s': (2.4, 'at least 2.3', True),
+            'bf16: libzero, stage 3 / PyTorch FSDP2, CPU seconds of a step': (0.25, '', None),
+            'bf16: libzero, stage 3 / PyTorch FSDP2, peak Pss': (0.666667, 'at most 0.65', False),
+            'bf16: libzero, stage 3 / PyTorch FSDP2, start to first forward': (1.0, '', None)})
+        self.assertIn('| libzero, stage 3 | bf16 | 2 x 1 | 5120 | 5120 to 5120 | 2 | 1 | 2 |', report.markdown('', [], rows, report.FOLDER_BARS))
+
     def test_on_a_gpu_there_is_no_bar(self):
         """Its bars are for CPUs. The memory printed is the GPU's."""
         runs = [made('stage3', 'f32', 1, [1, 1, 100.0], [5.0], 2e9, 1.0, device_bytes=6e9), made('fsdp2', 'f32', 1, [1, 1, 50.0], [5.1], 1e9, 9.0, device_bytes=8e9)]
@@ -137,7 +160,7 @@ class Rows(unittest.TestCase):
         table = page.split('\n\n')[2].split('\n')
         self.assertEqual(len(table), 2 + len(self.rows))
         self.assertEqual({line.replace('\\|', '').count('|') for line in table}, {len(report.HEAD) + 1})
-        self.assertIn('| libzero, stage 3 | f32 | 2 x 1 | 2050 | 1280 to 2560 | 3 | 2.2 | 0.6 | 1.6 | reference |', table)
+        self.assertIn('| libzero, stage 3 | f32 | 2 x 1 | 2050 | 1280 to 2560 | 3 |  | 2.2 | 0.6 | 1.6 | reference |', table)
         self.assertIn('| not run: deepspeed did not install: no compiler \\| none |', page)
         self.assertIn('| 4 | 2.500000 |  |', page)  # only the reference made a fourth step
         lines_of_text = report.text(self.rows).split('\n')
@@ -239,7 +262,18 @@ class Inputs(unittest.TestCase):
             self.assertEqual((shape, len(values)), ([32, 128], 32 * 128))
             self.assertAlmostEqual(math.sqrt(sum(v * v for v in values) / len(values)), 0.02, delta=0.002)
             self.assertEqual(set(files.read('h.0.ln_1.weight')[1]), {1.0})
-            self.assertFalse(os.path.exists(folder + '.checkpoint'))
+
+    def test_weights_of_a_folder(self):
+        """They make a folder that begins as zero-bench begins without weights."""
+        with tempfile.TemporaryDirectory() as dir_:
+            text, weights, bare = os.path.join(dir_, 'text'), os.path.join(dir_, 'weights'), write_llama(os.path.join(dir_, 'bare'))
+            peers_inputs.write_text(ROOT, text)
+            peers_inputs.write_weights(ZERO_BENCH, [f'--model={bare}', '--context=16'], 'f32', 5, text, weights)
+            self.assertEqual(len(peers_inputs.Safetensors(weights).where), 2 + 2 * 9)
+            losses = [[event['loss'] for event in train(1, f'--model={model}', '--context=16', '--steps=3', '--lr=0.01', f'--seed={seed}', f'--data={text}')[0]]
+                      for model, seed in [(bare, 5), (weights, 5), (bare, 6), (weights, 6)]]
+        self.assertEqual(losses[0], losses[1])
+        self.assertNotEqual(losses[2], losses[3])
 
 
 HOLDER = """
@@ -288,6 +322,28 @@ class Processes(unittest.TestCase):
             found = row_process.run_row([(['printf', '%s\n', text], dict(os.environ))], os.path.join(dir_, 'log'))
         self.assertEqual((found['ms'], found['losses'], found['peer']), ([10, 5.5], [2.5, None], 'p 1'))
         self.assertAlmostEqual(found['first_step_s'] - found['first_forward_s'], 0.01)
+
+    BUSY = 'import time\nwhile time.process_time() < %s: pass\n'
+
+    def test_cpu_time(self):
+        """It includes the processes that one has waited for."""
+        before = row_process.cpu_s_of_children()
+        script = f'import subprocess, sys\n{self.BUSY % 0.3}subprocess.run([sys.executable, "-c", {self.BUSY % 0.2!r}])\nprint("ready", flush=True)\nsys.stdin.read()\n'
+        with subprocess.Popen([sys.executable, '-c', script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as p:
+            p.stdout.readline()
+            found = row_process.cpu_s([p.pid])
+            p.stdin.close()
+        self.assertLess(0.45, found)
+        self.assertLess(0.45, row_process.cpu_s_of_children() - before)
+        self.assertEqual(row_process.cpu_s([p.pid]), 0)
+
+    def test_cpu_time_of_the_start_does_not_count(self):
+        step = "print('{\"event\": \"step\", \"loss\": 1, \"ms\": 1}', flush=True)\n"
+        with tempfile.TemporaryDirectory() as dir_:
+            found = row_process.run_row([([sys.executable, '-c', self.BUSY % 0.8 + step * 3], dict(os.environ))], os.path.join(dir_, 'log'))
+        self.assertEqual(len(found['ms']), 3)
+        self.assertLessEqual(0, found['cpu_s_per_step'])
+        self.assertLess(found['cpu_s_per_step'], 0.3)
 
 
 class Installed(unittest.TestCase):
@@ -415,10 +471,46 @@ class WholeProgram(unittest.TestCase):
         self.assertRegex(done.stdout, r'libzero, tp: not run: exit code \d+: .*--tp: 3 parts do not divide the 2 heads')
         self.assertRegex(done.stdout, r'libzero, pp: not run: exit code \d+: .*--pp: 3 stages are more than the 2 layers')
 
+    def test_our_rows_of_a_folder(self):
+        with tempfile.TemporaryDirectory() as dir_:
+            folder, work, out = write_llama(os.path.join(dir_, 'a-llama')), os.path.join(dir_, 'work'), os.path.join(dir_, 'page.md')
+            common = ['--context=16', '--batch=2', '--lr=0.01']
+            done = self.compare(f'--model={folder}', *common, '--steps=4', '--dtype=f32', '--rows=plain,stage3,torch_tp,fsdp2', '--rounds=1', '--python=/bin/false',
+                                f'--work={work}', f'--out={out}')
+            self.assertEqual((done.returncode, done.stderr), (0, ''))
+            self.assertIn('PyTorch tensor parallelism: not run: it is for a GPT-2', done.stdout)
+            self.assertIn('PyTorch FSDP2: not run: torch is not there', done.stdout)
+            with open(os.path.join(work, 'runs.jsonl'), encoding='utf-8') as f:
+                runs = {r['who']: r for r in lines(f.read())}
+            with open(out, encoding='utf-8') as f:
+                self.assertIn('\n- a-llama: 2 layers, 4 heads, 32 channels, 256 token ids; all but', f.read())
+            weights = os.path.join(work, 'weights-f32')
+            for who, ranks, how in [('plain', 1, ['--plain', f'--model={folder}']), ('stage3', 2, ['--stage=3', f'--model={weights}'])]:
+                steps, _ = train(ranks, *common, '--steps=4', f'--data={os.path.join(work, "text")}', f'--threads={3 - ranks}', *how)
+                self.assertEqual(runs[who]['losses'], [event['loss'] for event in steps], who)
+            done = self.compare(f'--model={weights}', *common, '--steps=4', '--dtype=f32', '--rows=plain', '--rounds=1', f'--work={work}-2')
+            self.assertIn('zero-bench --plain: not run: it reads no weights, which the folder has', done.stdout)
+
+    def test_commands_of_a_folder(self):
+        """transformers and zero-bench read the same weights."""
+        import compare
+        o = argparse.Namespace(build='b', work='w', data='d', rows=['stage3'], device='host', ranks=2, threads=1, sizes=(2, 4, 32, 16, 256), model='m', folder='m',
+                               batch=2, steps=4, lr=0.01, seed=1, compile=False, python='p')
+        rows = compare.Rows(o)
+        rows.weights['f32'] = 'weights'
+        rows.batches = {2: 'two'}
+        ours, theirs = rows.commands('stage3', 'f32')[0][0], [command for command, _ in rows.commands('fsdp2', 'f32')]
+        self.assertEqual([x for x in ours if x.startswith(('--model', '--layers', '--context'))], ['--model=weights', '--context=16'])
+        self.assertEqual(theirs[0], theirs[1])
+        self.assertEqual([x for x in theirs[0] if x.startswith(('--model', '--weights', '--layers', '--context', '--batches'))],
+                         ['--model=m', '--context=16', '--weights=weights', '--batches=two'])
+        self.assertEqual([rows.modules([who]) for who in ('stage3', 'llmc', 'fsdp2', 'deepspeed1')],
+                         [[], [], ['torch', 'transformers'], ['torch', 'transformers', 'deepspeed']])
+
     def test_commands_of_pytorchs_meshes(self):
         """torch_train.py and zero-bench get the same micro-batches."""
         import compare
-        o = argparse.Namespace(build='b', work='w', data='d', rows=['tp'], device='host', ranks=2, threads=1, sizes=(2, 2, 32, 16, 256), model='gpt2-nano',
+        o = argparse.Namespace(build='b', work='w', data='d', rows=['tp'], device='host', ranks=2, threads=1, sizes=(2, 2, 32, 16, 256), model='gpt2-nano', folder=None,
                                batch=2, steps=4, lr=0.01, seed=1, compile=False, python='p')
         rows = compare.Rows(o)
         rows.weights['f32'] = 'weights'
@@ -481,21 +573,23 @@ class WholeProgram(unittest.TestCase):
                 pass
 
     def test_wrong_options(self):
-        for args, told in [(['--rows=plain,fsdp3'], 'there is no fsdp3'), (['--dtype=f16'], 'there is no f16'), (['--steps=2'], '--steps: at least 3')]:
+        for args, told in [(['--rows=plain,fsdp3'], 'there is no fsdp3'), (['--dtype=f16'], 'there is no f16'), (['--steps=2'], '--steps: at least 3'),
+                           (['--model=gpt2-125M'], 'No such file or directory'), ([f'--model={PEERS}/llama-100M', '--heads=2'], '--vocab: not with a folder')]:
             done = self.compare(*args)
             self.assertEqual(done.returncode, 2)
             self.assertIn(told, done.stderr)
 
     def test_sizes_are_zero_benchs(self):
-        """The models of gpt2_sizes.py have the numbers of parameters and operations that zero-bench prints."""
-        import gpt2_sizes
+        """The models of model_sizes.py have the numbers of parameters and operations that zero-bench prints."""
+        import model_sizes
         with open(os.path.join(ROOT, 'bench', 'model', 'model_config.c'), encoding='utf-8') as f:
             source = f.read()
-        found = re.findall(r'{SIZES\((\d+), (\d+), (\d+), \d+, (\d+)\), ([\d.e-]+)}', source)  # ordered by name, which both have
-        self.assertEqual([(*map(int, sizes), float(lr)) for *sizes, lr in found], list(gpt2_sizes.MODELS.values()))
-        self.assertEqual(re.findall(r'{"(gpt2-[^"]+)", ', source), list(gpt2_sizes.MODELS))
+        found = re.findall(r'{GPT2\((\d+), (\d+), (\d+), \d+, (\d+)\), ([\d.e-]+)}', source)  # ordered by name, which both have
+        self.assertEqual([(*map(int, sizes), float(lr)) for *sizes, lr in found], list(model_sizes.MODELS.values()))
+        self.assertEqual(re.findall(r'{"(gpt2-[^"]+)", ', source), list(model_sizes.MODELS))
+        self.assertEqual([float(lr) for lr in re.findall(r'default_lr = ([\d.e-]+);', source)], [model_sizes.FOLDER_LR])
         _, summary = train(1, *TINY, '--batch=2', '--steps=1')
-        self.assertEqual(summary['flop_per_token'], gpt2_sizes.flop_per_token(2, 32, 16, 256))
+        self.assertEqual(summary['flop_per_token'], model_sizes.flop_per_token(2, 32, 16, 256))
 
 
 if __name__ == '__main__':

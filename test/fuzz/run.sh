@@ -19,7 +19,7 @@ if [ -z "$clang" ]; then
 fi
 rm -rf build-fuzz/passed
 mkdir -p build-fuzz/passed
-flags="-std=gnu11 -g -O1 -D_GNU_SOURCE -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
+flags="-std=gnu11 -g -O1 -D_GNU_SOURCE -DBENCH_HAVE_PCRE2 -DBENCH_HAVE_UTF8PROC -I. -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all"
 parsers="zero/checkpoint/safetensors.c zero/checkpoint/manifest.c zero/checkpoint/checksums.c zero/checkpoint/files.c"
 common="kernels/error.c kernels/alloc.c kernels/limits.c kernels/standard_fds.c"
 names='' running=''
@@ -43,7 +43,7 @@ try() {
     shift
     mkdir -p "build-fuzz/found-$name"
     # shellcheck disable=SC2086 # lists of words
-    if "$clang" $flags -o "build-fuzz/$name" "test/fuzz/fuzz_$name.c" "$@" $common -ljansson -lisal -lnettle -lxxhash -luv -lm -lpthread &&
+    if "$clang" $flags -o "build-fuzz/$name" "test/fuzz/fuzz_$name.c" "$@" $common -ljansson -lpcre2-8 -lutf8proc -lisal -lnettle -lxxhash -luv -lm -lpthread &&
         "build-fuzz/$name" -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 -verbosity=0 \
             -artifact_prefix="build-fuzz/$name-" "build-fuzz/found-$name" "test/fuzz/seeds/$name"; then
         : >"build-fuzz/passed/$name"
@@ -60,6 +60,7 @@ fuzz flight comm/flight_view.c comm/flight.c comm/post.c comm/segment.c comm/com
     kernels/first_failure.c kernels/clock.c
 fuzz hostlist comm/meet/meeting_point.c comm/meet/net_address.c comm/meet/handshake.c comm/meet/launcher.c comm/process_stat.c \
     kernels/thread.c
+fuzz tokenizer bench/tokenizer/*.c
 fuzz meeting_file comm/meet/meeting_file.c comm/meet/handshake.c comm/meet/net_address.c kernels/thread.c
 wait
 passed=0 failed=0

@@ -44,8 +44,9 @@ SISTERS = {
     "shard/verify": {"shard/engine/"},
     "zero": {"zero/checkpoint/"},
     "bench": {"bench/report/"},
-    "bench/*": {"bench/gpt2/", "bench/model/", "bench/report/", "bench/schedule/", "bench/train/"},
-    "bench/train": {"bench/gpt2/", "bench/model/", "bench/kernels/", "bench/report/", "bench/schedule/"},
+    "bench/*": {"bench/gpt2/", "bench/llama/", "bench/model/", "bench/report/", "bench/schedule/", "bench/tokenizer/", "bench/train/"},
+    "bench/train": {"bench/gpt2/", "bench/llama/", "bench/model/", "bench/kernels/", "bench/report/", "bench/schedule/",
+                    "bench/tokenizer/"},
 }
 EXCEPTIONS = {
     "comm/sim/sim.h": {"kernels/sim/sim_device.h"},

@@ -4,9 +4,8 @@
  * context-parallel rank. Keys come at once or in parts. Compiled once per dtype. All outputs are poisoned
  * first. */
 #include "bench/model/layers.h"
+#include "test/bench/gpt2/attention_reference.h"
 #include "test/bench/gpt2/device_arrays.h"
-
-#include <math.h>
 
 /* Relative to a row's norm and to the mean row's norm: in bf16, weights are rounded before they are
  * multiplied. */
@@ -16,6 +15,13 @@
 #define TOLERANCE 4e-6
 #endif
 
+/* The stand-in for a GPU is slow. There some tests have fewer ranks or repetitions of each shape. */
+#ifdef MODEL_TEST_STAND_IN
+#define STAND_IN true
+#else
+#define STAND_IN false
+#endif
+
 struct shape {
     int64_t B, T, NH, HS;
     float spread;      /* of the scores: a large spread leaves a single weight above 0 */
@@ -23,15 +29,12 @@ struct shape {
     int64_t n_kv;      /* heads of keys; 0: as many as heads of queries */
 };
 
-enum { Q, K, V, N_OF_QKV };
-
 /* Inputs, and the expected results. */
 struct problem {
     struct shape s;
-    int64_t C, row;                       /* channels of q and y; elements of a row of qkv */
-    struct array qkv, dy, start;          /* (B, T, row), (B, T, C), (B, T) */
-    double *y, *logsum, *grads[N_OF_QKV]; /* (B, T, C), (B, NH, T), (B, T, heads of each, HS) */
-    double *scratch;
+    int64_t C, row;              /* channels of q and y; elements of a row of qkv */
+    struct array qkv, dy, start; /* (B, T, row), (B, T, C), (B, T) */
+    struct attention_reference want;
 };
 
 static int64_t n_heads(const struct problem *p, int what)
@@ -53,49 +56,6 @@ static int64_t column(const struct problem *p, int what)
 static int64_t first_key(const struct problem *p, int64_t b, int64_t t)
 {
     return p->s.documents ? ((int32_t *)p->start.at)[b * p->s.T + t] : 0;
-}
-
-static double input(const struct problem *p, int what, int64_t b, int64_t t, int64_t i)
-{
-    return (double)to_float(((real *)p->qkv.at)[(b * p->s.T + t) * p->row + column(p, what) + i]);
-}
-
-static double output_grad(const struct problem *p, int64_t b, int64_t t, int64_t i)
-{
-    return (double)to_float(((real *)p->dy.at)[(b * p->s.T + t) * p->C + i]);
-}
-
-/* One query: its weights and the gradients of these are scratch (2, T). */
-static void reference(struct problem *f, int64_t b, int64_t h, int64_t t)
-{
-    int64_t T = f->s.T, HS = f->s.HS, c = h * HS, first = first_key(f, b, t);
-    int64_t of_key = h / (f->s.NH / f->s.n_kv) * HS;
-    double *p = f->scratch, *dp = p + T, scale = 1 / sqrt((double)HS), top = -INFINITY, total = 0, dot = 0;
-    for (int64_t s = first; s <= t; s++) {
-        p[s] = dp[s] = 0;
-        for (int64_t i = 0; i < HS; i++) {
-            p[s] += input(f, Q, b, t, c + i) * input(f, K, b, s, of_key + i) * scale;
-            dp[s] += output_grad(f, b, t, c + i) * input(f, V, b, s, of_key + i);
-        }
-        top = fmax(top, p[s]);
-    }
-    for (int64_t s = first; s <= t; s++)
-        total += p[s] = exp(p[s] - top);
-    f->logsum[(b * f->s.NH + h) * T + t] = top + log(total);
-    for (int64_t s = first; s <= t; s++) {
-        p[s] /= total;
-        dot += p[s] * dp[s];
-    }
-    for (int64_t s = first; s <= t; s++) {
-        double ds = p[s] * (dp[s] - dot) * scale;
-        int64_t at = (b * T + t) * f->C + c, to = (b * T + s) * width(f, K) + of_key;
-        for (int64_t i = 0; i < HS; i++) {
-            f->y[at + i] += p[s] * input(f, V, b, s, of_key + i);
-            f->grads[Q][at + i] += ds * input(f, K, b, s, of_key + i);
-            f->grads[K][to + i] += ds * input(f, Q, b, t, c + i);
-            f->grads[V][to + i] += p[s] * output_grad(f, b, t, c + i);
-        }
-    }
 }
 
 /* Documents of random lengths, some of one token. */
@@ -129,25 +89,20 @@ static struct problem draw(struct shape s)
 
 static void solve(struct problem *p)
 {
-    int64_t n = p->s.B * p->s.T * p->C;
-    p->y = calloc((size_t)n, sizeof *p->y);
-    p->logsum = calloc((size_t)n, sizeof *p->logsum);
-    p->scratch = calloc((size_t)(2 * p->s.T), sizeof *p->scratch);
-    for (int i = 0; i < N_OF_QKV; i++)
-        p->grads[i] = calloc((size_t)n, sizeof *p->grads[i]);
-    for (int64_t b = 0; b < p->s.B; b++)
-        for (int64_t h = 0; h < p->s.NH; h++)
-            for (int64_t t = 0; t < p->s.T; t++)
-                reference(p, b, h, t);
+    p->want = (struct attention_reference){.B = p->s.B,
+                                           .T = p->s.T,
+                                           .NH = p->s.NH,
+                                           .n_kv = p->s.n_kv,
+                                           .HS = p->s.HS,
+                                           .qkv = p->qkv.at,
+                                           .dy = p->dy.at,
+                                           .first = p->s.documents ? p->start.at : NULL};
+    reference_open(&p->want);
 }
 
 static void close_problem(struct problem *p)
 {
-    free(p->y);
-    free(p->logsum);
-    free(p->scratch);
-    for (int i = 0; i < N_OF_QKV; i++)
-        free(p->grads[i]);
+    reference_close(&p->want);
     let_go(0);
 }
 
@@ -293,8 +248,9 @@ static void compare(const struct problem *p, const char *what, int of, const dou
             error += d * d;
             size += x * x;
         }
-        /* 0.1: where a query sees one key, gradients are differences of equal terms of this order;
-         * longer sums differ more */
+        /* Where a query sees one key, dq is a difference of two equal sums of HS terms of order 1. Rounding
+         * their additions to fp32 leaves 0.4 * HS * 2^-24 of it in the mean. That is 0.1 of the tolerance of
+         * f32 for 64 channels, and 0.2 for 128, for which the bound is twice as much. */
         if (!(sqrt(error) <=
               tolerance * (sqrt(size) + sqrt(square) + 0.1 * fmax(1, (double)(HS * HS) / 4096))))
             fail_msg(
@@ -310,7 +266,7 @@ static void compare_logsum(const struct problem *p, const struct array *a, struc
     int64_t n = model_n_rows(&rows);
     for (int64_t i = 0; i < p->s.B * p->s.NH * n; i++) {
         double got = (double)((float *)a->at)[i],
-               want = p->logsum[i / n * p->s.T + position_of(&rows, i % n)];
+               want = p->want.logsum[i / n * p->s.T + position_of(&rows, i % n)];
         /* scores are sums of terms of both signs, of the order spread^2 */
         if (!(fabs(got - want) <= 1e-5 * (1 + (double)(p->s.spread * p->s.spread) + fabs(want))))
             fail_msg("T %lld: logsum %lld is %g, should be %g", (long long)p->s.T, (long long)i, got, want);
@@ -339,7 +295,7 @@ static void compare_grads(const struct problem *p, const struct call *c, struct 
                 i == Q   ? "dq"
                 : i == K ? "dk"
                          : "dv",
-                i, p->grads[i], c->grads[i].at, NULL, i == Q ? queries : keys,
+                i, p->want.grads[i], c->grads[i].at, NULL, i == Q ? queries : keys,
                 i == Q ? c->args.q_row : c->args.kv_row, grad_tolerance(p));
 }
 
@@ -349,15 +305,27 @@ static void compare_grads(const struct problem *p, const struct call *c, struct 
  * once, and multiplies 32 or 16. For heads of more than 64 channels its tiles are 64 tokens, and it fetches
  * 32 or 16. The shapes have less than each of these, whole ones, and partial ones. The kernel works on 1024
  * tiles at once; one shape has more. Products take at most 1024 keys. */
+#define MANY_TILES                                                                                           \
+    {                                                                                                        \
+        STAND_IN ? 114 : 57, STAND_IN ? 9 : 129, 9, 16, 1, STAND_IN ? 4 : 40                                 \
+    }
 static const struct shape shapes[] = {
-    {2, 1, 1, 16, 1, 0},     {1, 2, 3, 32, 1, 0},       {2, 15, 2, 64, 1, 4},      {1, 63, 2, 16, 1, 0},
-    {2, 64, 1, 32, 1, 9},    {1, 65, 2, 64, 1, 0},      {1, 130, 2, 16, 1, 0},     {1, 150, 1, 32, 1, 40},
-    {1, 193, 1, 64, 1, 0},   {1, 257, 2, 64, 1, 0},     {1, 384, 1, 32, 1, 0},     {1, 300, 1, 64, 1, 70},
-    {1, 80, 2, 64, 4, 0},    {57, 129, 9, 16, 1, 40},   {1, 96, 1, 16, 30, 0},     {3, 70, 2, 11, 1, 0},
-    {2, 200, 3, 24, 1, 50},  {1, 1100, 1, 16, 1, 0},    {2, 1300, 1, 16, 1, 300},  {1, 2, 2, 128, 1, 0, 1},
-    {1, 193, 2, 80, 1, 0},   {1, 130, 1, 96, 1, 30},    {1, 193, 1, 128, 1, 0},    {1, 80, 1, 128, 4, 0},
-    {2, 70, 6, 16, 1, 0, 2}, {1, 257, 4, 64, 1, 0, 1},  {2, 70, 4, 128, 1, 40, 2}, {1, 100, 4, 80, 1, 0, 2},
-    {1, 70, 6, 96, 1, 0, 2}, {2, 200, 4, 24, 1, 50, 2}, {1, 1100, 2, 16, 1, 0, 1},
+    {2, 1, 1, 16, 1, 0},       {1, 2, 3, 32, 1, 0},
+    {2, 15, 2, 64, 1, 4},      {1, 63, 2, 16, 1, 0},
+    {2, 64, 1, 32, 1, 9},      {1, 65, 2, 64, 1, 0},
+    {1, 130, 2, 16, 1, 0},     {1, 150, 1, 32, 1, 40},
+    {1, 193, 1, 64, 1, 0},     {1, 257, 2, 64, 1, 0},
+    {1, 384, 1, 32, 1, 0},     {1, 300, 1, 64, 1, 70},
+    {1, 80, 2, 64, 4, 0},      MANY_TILES,
+    {1, 96, 1, 16, 30, 0},     {3, 70, 2, 11, 1, 0},
+    {2, 200, 3, 24, 1, 50},    {1, 1100, 1, 16, 1, 0},
+    {2, 1300, 1, 16, 1, 300},  {1, 2, 2, 128, 1, 0, 1},
+    {1, 193, 2, 80, 1, 0},     {1, 130, 1, 96, 1, 30},
+    {1, 193, 1, 128, 1, 0},    {1, 80, 1, 128, 4, 0},
+    {2, 70, 6, 16, 1, 0, 2},   {1, 257, 4, 64, 1, 0, 1},
+    {2, 70, 4, 128, 1, 40, 2}, {1, 100, 4, 80, 1, 0, 2},
+    {1, 70, 6, 96, 1, 0, 2},   {2, 200, 4, 24, 1, 50, 2},
+    {1, 1100, 2, 16, 1, 0, 1},
 };
 #define N_SHAPES (sizeof shapes / sizeof *shapes)
 
@@ -369,7 +337,7 @@ static void test_against_reference(void **state)
         struct call c = open_whole(&p);
         const struct model_rows all = all_rows(p.s.T);
         forward(&c, false);
-        compare(&p, "y", Q, p.y, c.y.at, NULL, all, p.C, y_tolerance(&p));
+        compare(&p, "y", Q, p.want.y, c.y.at, NULL, all, p.C, y_tolerance(&p));
         compare_logsum(&p, &c.logsum, all);
         backward(&c, &p.dy, NULL);
         compare_grads(&p, &c, all, all);
@@ -420,7 +388,8 @@ static void test_slices(void **state)
         int n = n_held;
         for (int64_t k = 0; k < 4 * 2 * 8 + 20; k++, let_go(n)) {
             int64_t cp = cps[k % 4], rank = k / 8;
-            if (k < 64 && rank >= cp)
+            bool chosen = k < 64 ? rank == (k % 8 + (int64_t)i) % cp : k < 68;
+            if ((k < 64 && rank >= cp) || (STAND_IN && !chosen))
                 continue;
             struct model_rows rows = k < 64 ? rows_of_rank(p.s.T, cp, rank, k / 4 % 2) : random_rows(p.s.T);
             struct call part = open_call(&p, rows, all);
@@ -459,6 +428,8 @@ static void test_gathered(void **state)
                                        {1, 140, 6, 24, 1, 20, 2}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
         for (int64_t cp = 2; cp <= 3; cp++) {
+            if (STAND_IN && cp != 2 + (int64_t)i % 2)
+                continue;
             struct problem p = draw(cut[i]);
             const struct model_rows all = all_rows(p.s.T);
             struct array sums[N_OF_QKV];
@@ -473,14 +444,14 @@ static void test_gathered(void **state)
                 of_rank[K] = sums[K];
                 of_rank[V] = sums[V];
                 forward(&c, false);
-                compare(&p, "y", Q, p.y, c.y.at, NULL, rows, p.C, y_tolerance(&p));
+                compare(&p, "y", Q, p.want.y, c.y.at, NULL, rows, p.C, y_tolerance(&p));
                 backward(&c, &dy, of_rank);
                 subtract_one(&of_rank[Q]);
-                compare(&p, "dq", Q, p.grads[Q], NULL, of_rank[Q].at, rows, p.C, grad_tolerance(&p));
+                compare(&p, "dq", Q, p.want.grads[Q], NULL, of_rank[Q].at, rows, p.C, grad_tolerance(&p));
             }
             for (int k = K; k <= V; k++) {
                 subtract_one(&sums[k]);
-                compare(&p, k == K ? "dk" : "dv", k, p.grads[k], NULL, sums[k].at, all, width(&p, k),
+                compare(&p, k == K ? "dk" : "dv", k, p.want.grads[k], NULL, sums[k].at, all, width(&p, k),
                         grad_tolerance(&p));
             }
             close_problem(&p);
@@ -552,7 +523,7 @@ static void run_ring(struct problem *p, int64_t cp, bool zigzag)
         struct call sum;
         shuffle(order, cp);
         merge_parts(p, &sum, rows, cp, order, zigzag);
-        compare(p, "merged y", Q, p->y, NULL, sum.y32.at, rows, p->C, y_tolerance(p));
+        compare(p, "merged y", Q, p->want.y, NULL, sum.y32.at, rows, p->C, y_tolerance(p));
         compare_logsum(p, &sum.logsum, rows);
         for (int64_t i = 0; i < cp; i++) {
             struct array to[] = {sums[rank][Q], sums[order[i]][K], sums[order[i]][V]};
@@ -569,8 +540,8 @@ static void run_ring(struct problem *p, int64_t cp, bool zigzag)
                     i == Q   ? "dq of a ring"
                     : i == K ? "dk of a ring"
                              : "dv of a ring",
-                    i, p->grads[i], NULL, sums[r][i].at, rows_of_rank(p->s.T, cp, r, zigzag), width(p, i),
-                    grad_tolerance(p));
+                    i, p->want.grads[i], NULL, sums[r][i].at, rows_of_rank(p->s.T, cp, r, zigzag),
+                    width(p, i), grad_tolerance(p));
         }
 }
 
@@ -583,6 +554,8 @@ static void test_ring(void **state)
                                        {2, 100, 6, 24, 1, 30, 3}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
         for (int64_t cp = 2; cp <= 4; cp++) {
+            if (STAND_IN && cp != 2 + (int64_t)i % 3)
+                continue;
             struct problem p = draw(cut[i]);
             solve(&p);
             run_ring(&p, cp, (cp + (int64_t)i) % 2);
@@ -638,7 +611,7 @@ static void test_documents(void **state)
     static const struct shape cut[] = {
         {2, 96, 2, 16, 1, 9}, {1, 300, 2, 64, 1, 60}, {2, 1200, 1, 24, 1, 200}, {2, 70, 4, 128, 1, 20, 2}};
     for (size_t i = 0; i < sizeof cut / sizeof *cut; i++)
-        for (int k = 0; k < 4; k++) {
+        for (int k = 0; k < (STAND_IN ? 1 : 4); k++) {
             struct problem p = draw(cut[i]);
             struct call before = open_whole(&p), after = open_whole(&p);
             forward(&before, false);

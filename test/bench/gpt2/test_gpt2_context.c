@@ -2,14 +2,13 @@
 /* test_gpt2_context.c: tests the model's context parallelism. The ranks are threads of this process, which
  * exchange values through memory of the host. Compiled once per dtype, as the model is. */
 #include "bench/gpt2/gpt2.h"
+#include "test/bench/gpt2/attention_reference.h"
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
 
 #include <limits.h>
-#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <unistd.h>
 
 #ifdef MODEL_BF16 /* 8 bits of fraction in every activation */
@@ -53,9 +52,12 @@ struct member {
     /* (B, context) The losses of this rank's tokens, at their places in the whole rows. */
     double *losses, loss;
     void (*run)(struct member *r);
-    /* Of test_bits. */
-    const real *qkv;
-    real *atty;
+    /* Arrays of attention, (B, context, ...). A rank reads its tokens of the first two, and writes those of
+     * the others. */
+    const real *qkv, *datty;
+    real *atty, *dqkv;
+    /* Bytes that this rank received of others. */
+    int64_t received;
 };
 
 static int move(struct member *r, void *dst, const void *src, int64_t bytes)
@@ -92,6 +94,7 @@ static int gather(void *arg, real *dst, const real *src, int64_t n)
     for (int32_t c = 0; c < r->group->cp; c++)
         memcpy(all + (size_t)c * bytes, r->group->said[c], bytes);
     err = part(r, dst, all, r->group->cp * (int64_t)bytes) || err;
+    r->received += (r->group->cp - 1) * (int64_t)bytes;
     free(all);
     return err;
 }
@@ -105,6 +108,7 @@ static int scatter(void *arg, float *dst, const float *src, int64_t n)
         for (int64_t i = 0; i < n; i++)
             sum[i] += ((const float *)(const void *)r->group->said[c])[r->m.cp.part * n + i];
     err = part(r, dst, sum, n * (int64_t)sizeof *sum) || err;
+    r->received += (r->group->cp - 1) * n * (int64_t)sizeof *sum;
     free(sum);
     return err;
 }
@@ -118,6 +122,7 @@ static int exchange(void *arg, real *dst, const real *src, int64_t n)
     for (int32_t c = 0; c < r->group->cp; c++)
         memcpy(all + (size_t)c * bytes, r->group->said[c] + (size_t)r->m.cp.part * bytes, bytes);
     err = part(r, dst, all, r->group->cp * (int64_t)bytes) || err;
+    r->received += (r->group->cp - 1) * (int64_t)bytes;
     free(all);
     return err;
 }
@@ -145,6 +150,7 @@ static int shift_end(void *arg)
     int err = meet(r, r->src, bytes);
     err = part(r, r->dst, r->group->said[(r->m.cp.part - 1 + r->group->cp) % r->group->cp], bytes) || err;
     r->dst = NULL;
+    r->received += bytes;
     return err;
 }
 
@@ -401,13 +407,13 @@ static struct model_config with_cp(struct model_config c, int64_t cp, int form, 
 static const struct model_config whole_model = {
     .ops = &gpt2_ops, .layers = LAYERS, .heads = 12, .channels = 96, .context = 72, .vocab = 37};
 
-/* The stand-in for a GPU is slow, so there each form has one layout. */
+/* The stand-in for a GPU is slow, so there each form has one layout, and some rows are short. */
 #ifdef MODEL_TEST_STAND_IN
 #define HAS_LAYOUT(cp, form, order) ((cp) == (form) + 1 && (order) == MODEL_CP_ZIGZAG)
-enum { MOST_DOCUMENTS = 4 };
+enum { MOST_DOCUMENTS = 4, GROUPED_CONTEXT = 24 };
 #else
 #define HAS_LAYOUT(cp, form, order) true
-enum { MOST_DOCUMENTS = INT_MAX };
+enum { MOST_DOCUMENTS = INT_MAX, GROUPED_CONTEXT = 72 };
 #endif
 #define EACH_LAYOUT(cp, form, order)                                                                         \
     for (int64_t cp = 2; cp <= MAX_CP; cp++)                                                                 \
@@ -425,6 +431,7 @@ static void test_forms(void **state)
         struct model_config c = whole_model;
         struct batch b;
         c.documents = documents;
+        c.head_size = documents ? 12 : 0; /* attention that is wider than the model */
         draw_batch(&b, &c);
         struct result want = result_of(&c, &b);
         EACH_LAYOUT(cp, form, order)
@@ -504,29 +511,177 @@ static void test_one_changed_token(void **state)
     }
 }
 
+/* ---- attention alone ---- */
+
+/* Heads of queries and of keys, channels of a head, and tensor-parallel ranks. */
+static const struct heads {
+    int64_t heads, kv_heads, head_size, tp;
+} grouped[] = {{24, 12, 8, 2}, {24, 12, 8, 1}, {24, 6, 3, 1}, {24, 2, 8, 1}, {12, 1, 16, 1}};
+enum { N_GROUPED = sizeof grouped / sizeof *grouped };
+
+static struct model_config with_heads(struct model_config c, struct heads h)
+{
+    c.heads = h.heads;
+    c.kv_heads = h.kv_heads;
+    c.head_size = h.head_size;
+    c.tp = h.tp;
+    return c;
+}
+
+enum { GUARD = 64 }; /* poisoned elements behind an array */
+
+static void check(const struct member *r, bool good, const char *what)
+{
+    die_if_failed(r, good ? 0 : zr_fail(ZERO_ERR_ORDER, "%s", what));
+}
+
+static bool is_poison(const char *from, const char *to)
+{
+    while (from < to && *from == (char)0xFF)
+        from++;
+    return from >= to;
+}
+
+/* Copies this rank's rows of whole (B, context, width) to own (B, T, width), or back. */
+static void copy_rows(const struct member *r, real *whole, real *own, int64_t width, bool back)
+{
+    const struct model_rows rows = model_rows_of(&r->m, r->m.cp.part);
+    for (int64_t b = 0; b < B; b++)
+        for (int i = 0; i < 2; own += rows.n[i++] * width) {
+            real *at = whole + (b * r->m.config.context + rows.first[i]) * width;
+            memcpy(back ? at : own, back ? own : at, (size_t)(rows.n[i] * width) * sizeof *own);
+        }
+}
+
+/* Returns an array of this rank's rows on the device, with a guard. Without whole it is poisoned. */
+static real *open_rows(struct member *r, const real *whole, int64_t width)
+{
+    int64_t n = model_own_tokens(&r->m) * width, bytes = (n + GUARD) * (int64_t)sizeof(real);
+    real *own = malloc((size_t)bytes);
+    void *there;
+    memset(own, 0xFF, (size_t)bytes);
+    if (whole)
+        copy_rows(r, (real *)(uintptr_t)whole, own, width, false);
+    die_if_failed(r, r->compute.dev->ops->alloc(r->compute.dev, bytes, &there) || move(r, there, own, bytes));
+    free(own);
+    return there;
+}
+
+/* Frees such an array, and copies its rows to whole unless it is NULL. */
+static void close_rows(struct member *r, real *there, real *whole, int64_t width, const char *what)
+{
+    int64_t n = model_own_tokens(&r->m) * width, bytes = (n + GUARD) * (int64_t)sizeof(real);
+    real *own = malloc((size_t)bytes);
+    die_if_failed(r, move(r, own, there, bytes));
+    check(r, is_poison((char *)(own + n), (char *)(own + n + GUARD)), what);
+    if (whole)
+        copy_rows(r, whole, own, width, true);
+    r->compute.dev->ops->free(r->compute.dev, there, bytes);
+    free(own);
+}
+
+/* Checks that only the bytes from `first` on were written in a block of memory. If rounding is not negative,
+ * the last of these bytes were written too, but for less than `rounding` at the end. */
+static void check_written(struct member *r, const struct model_block *block, const void *first, int64_t bytes,
+                          int64_t rounding, const char *what)
+{
+    char *here = malloc((size_t)block->bytes);
+    int64_t from = first ? (const char *)first - (const char *)block->p : 0, to = from + bytes;
+    die_if_failed(r, move(r, here, block->p, block->bytes));
+    check(r, is_poison(here, here + from) && is_poison(here + to, here + block->bytes), what);
+    check(r, rounding < 0 || !bytes || !is_poison(here + to - rounding, here + to), what);
+    free(here);
+}
+
+/* The buffers of model_cp_room are all that attention needs, and no larger. */
+static void check_room(struct member *r)
+{
+    struct model *m = &r->m;
+    const struct model_cp_room room = model_cp_room(&m->config, B, sizeof(real));
+    bool last = m->cp.part == m->config.cp - 1; /* in a ring others may not need all */
+    check_written(r, &m->kept[0].acts_memory, m->acts.shared, room.reals * (int64_t)sizeof(real),
+                  last ? 128 * (int64_t)sizeof(real) : -1, "reals of model_cp_room");
+    check_written(r, &m->kept[0].stats_memory, m->stats.shared, room.floats * (int64_t)sizeof(float),
+                  last ? 128 * (int64_t)sizeof(float) : -1, "floats of model_cp_room");
+}
+
+static void run_backward(struct member *r, const real *atty, const real *qkv)
+{
+    struct model *m = &r->m;
+    int64_t A = model_part_channels(&m->config), row = model_part_qkv(&m->config);
+    real *datty = open_rows(r, r->datty, A), *dqkv = open_rows(r, NULL, row);
+    die_if_failed(r, model_context_backward(m, LAYERS - 1, dqkv, datty, atty, qkv));
+    close_rows(r, datty, NULL, A, "datty");
+    close_rows(r, dqkv, r->dqkv, row, "dqkv");
+    /* statistics have other arrays before `shared` that attention uses */
+    int64_t others = (char *)m->stats.logits - (char *)m->kept[0].stats_memory.p;
+    poison(r, &(struct model_block){m->kept[0].stats_memory.p, others});
+    if (m->config.cp > 1)
+        check_room(r);
+    check(r, r->received == model_cp_bytes(&m->config, B, sizeof(real)), "model_cp_bytes");
+}
+
+/* Attention of the last layer, without any other part of the model. Without datty, forward only. */
 static void run_attention(struct member *r)
 {
     struct model *m = &r->m;
-    int64_t A = model_part_channels(&m->config), T = model_own_context(&m->config),
-            context = m->config.context;
-    const struct model_rows own = model_rows_of(m, m->cp.part);
-    real *qkv = malloc((size_t)(B * T * 3 * A) * sizeof *qkv), *y = malloc((size_t)(B * T * A) * sizeof *y);
+    int64_t A = model_part_channels(&m->config), row = model_part_qkv(&m->config);
+    real *qkv = open_rows(r, r->qkv, row), *atty = open_rows(r, NULL, A);
     m->err = model_next_batch(m);
     take_rows(r);
     model_send_batch(m);
-    for (int64_t b = 0, at = 0; b < B; b++)
-        for (int i = 0; i < 2; at += own.n[i++])
-            memcpy(qkv + at * 3 * A, r->qkv + (b * context + own.first[i]) * 3 * A,
-                   (size_t)(own.n[i] * 3 * A) * sizeof *qkv);
-    die_if_failed(r, m->err || move(r, gpt2_of(m)->acts.qkv, qkv, B * T * 3 * A * (int64_t)sizeof *qkv));
-    die_if_failed(r, model_context_forward(m, 0, gpt2_of(m)->acts.atty, gpt2_of(m)->acts.qkv));
-    die_if_failed(r, move(r, y, gpt2_of(m)->acts.atty, B * T * A * (int64_t)sizeof *y));
-    for (int64_t b = 0, at = 0; b < B; b++)
-        for (int i = 0; i < 2; at += own.n[i++])
-            memcpy(r->atty + (b * context + own.first[i]) * A, y + at * A,
-                   (size_t)(own.n[i] * A) * sizeof *y);
-    free(qkv);
-    free(y);
+    die_if_failed(r, m->err || model_context_forward(m, LAYERS - 1, atty, qkv));
+    if (r->datty)
+        run_backward(r, atty, qkv);
+    close_rows(r, qkv, NULL, row, "qkv");
+    close_rows(r, atty, r->atty, A, "atty");
+}
+
+/* Attention's inputs and results of whole rows. */
+struct whole {
+    int64_t A, row, n;
+    real *qkv, *datty, *atty, *dqkv;
+};
+
+static real *draw_reals(int64_t n)
+{
+    real *x = malloc((size_t)n * sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = from_float((float)random_below(&rng, 1 << 20) * 0x1p-18f - 2);
+    return x;
+}
+
+static struct whole open_whole(const struct model_config *c)
+{
+    struct whole w = {model_part_channels(c), model_part_qkv(c), B * c->context, NULL, NULL, NULL, NULL};
+    w.qkv = draw_reals(w.n * w.row);
+    w.datty = draw_reals(w.n * w.A);
+    w.atty = draw_reals(w.n * w.A);
+    w.dqkv = draw_reals(w.n * w.row);
+    return w;
+}
+
+static void close_whole(struct whole *w)
+{
+    free(w->qkv);
+    free(w->datty);
+    free(w->atty);
+    free(w->dqkv);
+}
+
+static void attend(const struct model_config *c, const struct batch *b, const struct whole *w, bool backward)
+{
+    struct member r[MAX_CP] = {0};
+    struct group g;
+    for (int i = 0; i < MAX_CP; i++) {
+        r[i].qkv = w->qkv;
+        r[i].datty = backward ? w->datty : NULL;
+        r[i].atty = w->atty;
+        r[i].dqkv = w->dqkv;
+    }
+    run_ranks(r, &g, c, b, NULL, run_attention);
+    for (int32_t i = 0; i < g.cp; i++)
+        close_member(&r[i]);
 }
 
 /* In the gather form attention has the bits of one rank for the same queries, keys and values. */
@@ -534,35 +689,160 @@ static void test_bits_of_gather(void **state)
 {
     (void)state;
     for (int documents = 0; documents < 2; documents++) {
-        struct model_config c = whole_model;
+        struct model_config c = documents ? with_heads(whole_model, grouped[1]) : whole_model;
         struct batch b;
         c.documents = documents;
         draw_batch(&b, &c);
-        int64_t n = B * c.context * c.channels;
-        real *qkv = malloc((size_t)(3 * n) * sizeof *qkv), *want = malloc((size_t)n * sizeof *want),
-             *got = malloc((size_t)n * sizeof *got);
-        for (int64_t i = 0; i < 3 * n; i++)
-            qkv[i] = from_float((float)random_below(&rng, 1 << 20) * 0x1p-18f - 2);
-        for (int64_t cp = 1; cp <= MAX_CP; cp++)
+        struct whole w = open_whole(&c);
+        attend(&c, &b, &w, false);
+        real *want = malloc((size_t)(w.n * w.A) * sizeof *want);
+        memcpy(want, w.atty, (size_t)(w.n * w.A) * sizeof *want);
+        for (int64_t cp = 2; cp <= MAX_CP; cp++)
             for (int order = MODEL_CP_CONTIGUOUS; order <= MODEL_CP_ZIGZAG; order++) {
                 struct model_config part_of = with_cp(c, cp, MODEL_CP_GATHER, order);
-                struct member r[MAX_CP] = {0};
-                struct group g;
                 part_of.cp_heads = cp == 3 ? 2 : 0;
-                for (int i = 0; i < MAX_CP; i++) {
-                    r[i].qkv = qkv;
-                    r[i].atty = cp == 1 ? want : got;
-                }
-                run_ranks(r, &g, &part_of, &b, NULL, run_attention);
-                for (int32_t i = 0; i < g.cp; i++)
-                    close_member(&r[i]);
-                if (cp > 1 && memcmp(want, got, (size_t)n * sizeof *want))
+                attend(&part_of, &b, &w, false);
+                if (memcmp(want, w.atty, (size_t)(w.n * w.A) * sizeof *want))
                     fail_msg("%s: other bits than one rank's", name_of(&part_of));
             }
-        free(qkv);
         free(want);
-        free(got);
+        close_whole(&w);
         free_batch(&b);
+    }
+}
+
+/* Compares the heads of each token with those of the reference, which are (n, width), relative to their
+ * length and to the mean length. */
+static void compare_heads(const struct model_config *c, const char *what, const real *got, int64_t row,
+                          const double *want, int64_t n, int64_t width, double tolerance)
+{
+    int64_t HS = model_head_size(c);
+    double mean, size;
+    distance(want, want, n * width, &mean);
+    mean /= sqrt((double)(n * width / HS));
+    for (int64_t i = 0; i < n * width; i += HS) {
+        double x[128];
+        for (int64_t k = 0; k < HS; k++)
+            x[k] = (double)to_float(got[i / width * row + i % width + k]);
+        double error = distance(x, want + i, HS, &size);
+        if (!(error <= tolerance * (size + mean)))
+            fail_msg(
+                "%s, %lld heads, %lld of keys: %s: token %lld, channel %lld is off by %g, its length is %g",
+                name_of(c), (long long)c->heads, (long long)c->kv_heads, what, (long long)(i / width),
+                (long long)(i % width), error, size);
+    }
+}
+
+static void compare_attention(const struct model_config *c, const struct whole *w,
+                              const struct attention_reference *want)
+{
+    int64_t K_channels = model_part_kv_channels(c);
+    compare_heads(c, "y", w->atty, w->A, want->y, w->n, w->A, TOLERANCE);
+    compare_heads(c, "dq", w->dqkv, w->row, want->grads[Q], w->n, w->A, GRAD_TOLERANCE);
+    compare_heads(c, "dk", w->dqkv + w->A, w->row, want->grads[K], w->n, K_channels, GRAD_TOLERANCE);
+    compare_heads(c, "dv", w->dqkv + w->A + K_channels, w->row, want->grads[V], w->n, K_channels,
+                  GRAD_TOLERANCE);
+}
+
+/* Heads of queries share heads of keys, and all heads together are narrower or wider than the model. The
+ * ranks read and write no other memory than they should, and receive what model_cp_bytes says. */
+static void test_grouped_heads(void **state)
+{
+    (void)state;
+    for (int k = 0; k < N_GROUPED; k++) {
+        struct model_config c = with_heads(whole_model, grouped[k]);
+        struct batch b;
+        char fault[128];
+        c.documents = k % 2;
+        c.context = GROUPED_CONTEXT;
+        draw_batch(&b, &c);
+        struct whole w = open_whole(&c);
+        struct attention_reference want = {.B = B,
+                                           .T = c.context,
+                                           .NH = model_part_heads(&c),
+                                           .n_kv = model_part_kv_heads(&c),
+                                           .HS = c.head_size,
+                                           .qkv = w.qkv,
+                                           .dy = w.datty,
+                                           .first = b.document_start};
+        reference_open(&want);
+        attend(&c, &b, &w, true);
+        compare_attention(&c, &w, &want);
+        EACH_LAYOUT(cp, form, order)
+        {
+            struct model_config part_of = with_cp(c, cp, form, order);
+            part_of.cp_heads = form == MODEL_CP_GATHER && (cp + k) % 2 ? want.NH / want.n_kv : 0;
+            if (model_cp_fault(&part_of, fault, sizeof fault))
+                continue; /* too few heads of keys to exchange */
+            attend(&part_of, &b, &w, true);
+            compare_attention(&part_of, &w, &want);
+        }
+        reference_close(&want);
+        close_whole(&w);
+        free_batch(&b);
+    }
+}
+
+/* The sizes that ranks must divide are named. Some ranks divide the heads of queries, but not those of
+ * keys. */
+static void test_faults(void **state)
+{
+    (void)state;
+    static const struct {
+        struct model_config c;
+        const char *tp, *cp;
+    } cases[] = {
+        {{.heads = 12, .kv_heads = 4, .hidden = 96, .tp = 4, .cp = 1}, "", ""},
+        {{.heads = 12, .kv_heads = 4, .hidden = 96, .tp = 5}, "--tp: 5 parts do not divide the 12 heads", ""},
+        {{.heads = 12, .kv_heads = 4, .tp = 6},
+         "--tp: 6 parts do not divide the 4 heads of keys and values",
+         ""},
+        {{.heads = 12, .kv_heads = 4, .hidden = 90, .tp = 4},
+         "--tp: 4 parts do not divide the 90 channels of the MLP",
+         ""},
+        {{.heads = 12, .kv_heads = 4, .cp = 6, .cp_form = MODEL_CP_EXCHANGE},
+         "",
+         "--cp-form exchange: 6 ranks do not divide the 4 heads of keys of each"},
+        {{.heads = 12, .kv_heads = 4, .tp = 2, .cp = 3, .cp_form = MODEL_CP_EXCHANGE},
+         "",
+         "--cp-form exchange: 3 ranks do not divide the 2 heads of keys of each"},
+        {{.heads = 12, .kv_heads = 4, .cp = 6, .cp_form = MODEL_CP_RING}, "", ""},
+        {{.heads = 12, .kv_heads = 4, .cp = 2, .cp_heads = 6}, "", ""},
+        {{.heads = 12, .kv_heads = 4, .cp = 2, .cp_heads = 4},
+         "",
+         "--cp-heads: 4 are not a multiple of the 3 heads that share one of keys"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c = cases[i].c;
+        char text[128];
+        c.context = 72;
+        assert_int_equal(model_tp_fault(&c, text, sizeof text), *cases[i].tp != 0);
+        assert_string_equal(text, cases[i].tp);
+        assert_int_equal(model_cp_fault(&c, text, sizeof text), *cases[i].cp != 0);
+        assert_string_equal(text, cases[i].cp);
+    }
+}
+
+/* Buffers of backward have room for attention that is wider than the model, and for every bias. */
+static void test_wide_buffers(void **state)
+{
+    (void)state;
+    static const struct {
+        int64_t head_size, hidden, wide, bias;
+    } cases[] = {{0, 0, 96, 4 * 96}, {4, 0, 96, 4 * 96}, {12, 0, 144, 3 * 144}, {0, 500, 96, 500}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct model_config c = with_cp(whole_model, 2, MODEL_CP_GATHER, MODEL_CP_ZIGZAG);
+        struct compute compute;
+        struct model m;
+        c.head_size = cases[i].head_size;
+        c.hidden = cases[i].hidden;
+        assert_int_equal(compute_open(&compute, CUDA, 0, 1), 0);
+        assert_int_equal(model_open(&m, &c, B, &compute), 0);
+        assert_true(m.acts.dbias - m.acts.dbtc >= model_own_tokens(&m) * cases[i].wide);
+        assert_true(m.acts.shared - m.acts.dbias >= cases[i].bias);
+        assert_true(m.stats.shared - m.stats.scratch >= cases[i].bias); /* on the host, one row of a bias */
+        model_close(&m);
+        compute_close(&compute);
     }
 }
 
@@ -632,6 +912,9 @@ int main(void)
         cmocka_unit_test(test_documents_are_alone),
         cmocka_unit_test(test_one_changed_token),
         cmocka_unit_test(test_bits_of_gather),
+        cmocka_unit_test(test_grouped_heads),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_wide_buffers),
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_balance),
     };
