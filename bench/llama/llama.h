@@ -37,8 +37,8 @@ struct llama_params {
  *     lora_dh            (adapters of a layer, B, T, LR)
  *
  * With config.two_parts each micro-batch has its own dqkv, dqk and lora_dh, with L such arrays in each. With
- * config.recompute there is one layer instead of L (passes.h). Layers begin model_apart(n) elements apart, and
- * so do all arrays (B, T, LR). */
+ * config.recompute there is one layer instead of L (passes.h). Layers begin model_apart(n) elements apart,
+ * and so do all arrays (B, T, LR). */
 struct llama_activations {
     real *norm1, *qk, *qkv, *atty, *residual2, *norm2, *gate_up, *act;
     real *norm, *lora_h, *dqkv, *dqk, *dact, *lora_dh;

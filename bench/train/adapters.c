@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapters.c: the folders of the PEFT library that zero-bench train reads and writes, and models whose matrices
- * contain their adapters. */
+/* adapters.c: the folders of the PEFT library that zero-bench train reads and writes, and models whose
+ * matrices contain their adapters. */
 #include "bench/llama/hf_folder.h"
 #include "bench/llama/llama_ops.h"
 #include "bench/threads.h"
@@ -48,7 +48,8 @@ int train_export_adapters(struct run *r, const char *dir)
 
 /* ---- merging ---- */
 
-/* One layer's matrix w (OC, C) and its adapter. All NULL: this rank only takes part in reading and writing. */
+/* One layer's matrix w (OC, C) and its adapter. All NULL: this rank only takes part in reading and
+ * writing. */
 struct matrix {
     int64_t OC, C, LR;
     real *w, *a, *b;
@@ -88,8 +89,8 @@ static int read_matrix(struct run *r, int32_t tensor, int64_t layer, int64_t n, 
     return take_libzero_error(zero_read(r->z, tensor, ZERO_VALUE_PARAM, layer * n, n, dst));
 }
 
-/* Merges all layers of a tensor, given the numbers of the three in this rank's table. With tp each rank has the
- * rows or columns of w for which its parts of a and b are enough. */
+/* Merges all layers of a tensor, given the numbers of the three in this rank's table. With tp each rank has
+ * the rows or columns of w for which its parts of a and b are enough. */
 static int merge_tensor(struct run *r, int32_t w, int32_t a, int32_t b)
 {
     const struct zero_tensor *t = r->tensors;

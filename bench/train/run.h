@@ -157,8 +157,8 @@ int train_load(struct run *r, int64_t *step);
 /* Read and write weights alone, if options name folders. */
 int train_import(struct run *r);
 int train_export(struct run *r);
-/* Exports or imports weights under Hugging Face's names: the adapters, or all others. dir is as in zero_export
- * and zero_import. */
+/* Exports or imports weights under Hugging Face's names: the adapters, or all others. dir is as in
+ * zero_export and zero_import. */
 int train_move_weights(struct run *r, const char *dir, bool export, bool adapters);
 
 /* ---- adapters.c ---- */
@@ -166,8 +166,8 @@ int train_move_weights(struct run *r, const char *dir, bool export, bool adapter
 /* Reads the adapters' weights from a folder of PEFT, and writes such a folder. */
 int train_import_adapters(struct run *r, const char *dir);
 int train_export_adapters(struct run *r, const char *dir);
-/* Adds the adapters to the matrices, one layer's matrix at a time, and exports these. The adapters stay, so the
- * model must not be used any more. */
+/* Adds the adapters to the matrices, one layer's matrix at a time, and exports these. The adapters stay, so
+ * the model must not be used any more. */
 int train_export_merged(struct run *r, const char *dir);
 
 /* ---- evaluate.c ---- */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_llama.c: small models of four architectures compute what transformers computed for them
- * (make_references.py): logits, gradients, and the losses of twenty steps. With adapters they compute the same
- * as with changed weights. */
+ * (make_references.py): logits, gradients, and the losses of twenty steps. With adapters they compute the
+ * same as with changed weights. */
 #include "bench/llama/llama.h"
 #include "bench/train/plain_optimizer.h"
 #include "bench/train/train.h"
