@@ -2,10 +2,13 @@
 /* lora.h: adapters of low rank (LoRA, Hu et al., arXiv:2106.09685). A frozen matrix W (outputs, inputs) is
  * used as W + s * b * a, with trained matrices a (LR, inputs) and b (outputs, LR) and s = alpha / LR.
  *
- * Tensor parallelism needs no sums that the model has not. Where it cuts W by outputs, it cuts b, and each
- * rank's gradient of the whole a is a term of a sum. Where it cuts W by inputs, it cuts a, each rank's
- * product with the whole b is part of the term that it has of the output anyway, and the gradient of b is a
- * term of a sum. */
+ * Tensor parallelism needs no more collectives in the model:
+ *
+ *     W is cut by   cut   whole   gradient of the whole one        output
+ *     outputs       b     a       a term from each rank, summed    each rank's own
+ *     inputs        a     b       the same                         added to the terms of W, which are summed
+ *
+ * libzero sums the gradients (ZERO_TP_PARTIAL). */
 #ifndef ZERO_BENCH_LORA_H
 #define ZERO_BENCH_LORA_H
 
@@ -16,7 +19,7 @@
 struct lora {
     const real *a, *b;
     real *da, *db;
-    /* (B*T, LR) s times the input times a^T, which forward keeps, and its gradient. */
+    /* (B*T, LR) s * input * a^T, which forward keeps, and s * dout * b, which backward computes first. */
     real *h, *dh;
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* lora_config.h: which adapters (lora.h) a model has: the options of a command line, and adapter_config.json
- * of the PEFT library. A folder of PEFT has the adapters' weights beside it, in LORA_WEIGHTS_FILE. */
+ * of the PEFT library. A folder of PEFT also has the adapters' weights, in LORA_WEIGHTS_FILE. */
 #ifndef ZERO_BENCH_LORA_CONFIG_H
 #define ZERO_BENCH_LORA_CONFIG_H
 

@@ -28,7 +28,7 @@ int train_import_adapters(struct run *r, const char *dir)
     return train_move_weights(r, path, /* export */ false, /* adapters */ true);
 }
 
-/* zero_export writes into a folder of its own inside dir. From there the file goes to where PEFT looks for
+/* zero_export writes into a new folder inside dir. From there the file goes to where PEFT looks for
  * it. */
 int train_export_adapters(struct run *r, const char *dir)
 {
