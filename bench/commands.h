@@ -16,6 +16,7 @@ int comm_command(const char *name, int argc, char **argv);
 int kernels_command(const char *name, int argc, char **argv);
 int profile_command(const char *name, int argc, char **argv);
 int verify_command(const char *name, int argc, char **argv);
+int sample_command(const char *name, int argc, char **argv);
 int export_command(const char *name, int argc, char **argv);
 int flight_command(const char *name, int argc, char **argv);
 int scale_command(const char *name, int argc, char **argv);

@@ -11,9 +11,10 @@ static const struct {
     const char *name, *summary;
     int (*run)(const char *name, int argc, char **argv);
 } commands[] = {
-    {"train", "train a GPT-2 on text, at any stage, and say what it took", train_command},
+    {"train", "train a GPT-2 or a Llama, at any stage, and say what it took", train_command},
     {"tokenize", "text files as a file of token ids, by the tokenizer of a Hugging Face folder",
      tokenize_command},
+    {"sample", "text that a trained model generates", sample_command},
     {"plan", "memory and traffic of every stage for a model and a number of ranks, without running it",
      plan_command},
     {"tune", "choose stage, hybrid, prefetch, budget and wire dtype for a model, a world and a memory limit",

@@ -3,7 +3,7 @@
 # The demonstration, from a clean clone on a bare Debian 12. It installs missing packages, builds, and trains
 # gpt2-nano for a minute. Parameters, gradients and optimizer state are sharded over four ranks (stage 3). The text
 # is the C headers of this machine. Then it runs a few steps of gpt2-124M at every stage and measures the memory of
-# each. If there is too little memory, it uses a smaller model.
+# each. If there is too little memory, it uses a smaller model. The last lines are text by the trained gpt2-nano.
 #
 #     sh bench/run.sh               a minute of training
 #     sh bench/run.sh SECONDS       longer or shorter
@@ -33,7 +33,7 @@ echo
 echo "training gpt2-nano at stage 3 on 4 ranks for $seconds seconds; its text is the C headers of this machine, below /usr/include"
 echo
 # shellcheck disable=SC2086 # an option and its value, or nothing
-build/zero/zero-run -n 4 --raw build/bench/zero-bench train --model gpt2-nano --stage 3 --seconds "$seconds" $loss
+build/zero/zero-run -n 4 --raw build/bench/zero-bench train --model gpt2-nano --stage 3 --export build/gpt2-nano --seconds "$seconds" $loss
 
 echo
 echo "measuring gpt2-124M at every stage on 4 ranks, and not wrapped, which takes a few minutes"
@@ -49,3 +49,8 @@ Where to go next:
   README.md                      a whole program, and how to install the library
   zero/guide.md                  how to wrap your own model, in five steps
 END
+
+echo
+echo "what the model has learned in $seconds seconds, by zero-bench sample, whose --help tells more:"
+echo
+build/zero/zero-run -n 4 --raw build/bench/zero-bench sample --stage 3 --import build/gpt2-nano --prompt '#define ' --tokens 400 --temperature 0.6

@@ -3,13 +3,16 @@
  * libraries, under the published names of their kind. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/llama/lora_config.h"
 #include "bench/train/train.h"
 
 static error_t finish(struct argp_state *state, void *options)
 {
     const struct train_options *o = options;
-    if (!o->load || !o->export_to)
+    if (!o->load || (!o->export_to && !o->export_merged))
         return option_fault(state, "%s: is needed", o->load ? "--out" : "--load");
+    if (o->export_merged && !o->model.config.lora_rank)
+        return option_fault(state, "--out-merged: needs --lora");
     return 0;
 }
 
@@ -17,8 +20,11 @@ static error_t finish(struct argp_state *state, void *options)
 static const struct option_row rows[] = {
     {"load", "DIR", "A checkpoint, or a folder of them: the latest", OPTION_TEXT(load), .group = 2},
     {"out", "DIR", "Where the files go", OPTION_TEXT(export_to)},
+    {"out-merged", "DIR", "With --lora: where the model's weights with the adapters added go",
+     OPTION_TEXT(export_merged)},
     {"max-file", "BYTES", "Of one file (5 GB)", OPTION_BYTES(export_max, 1)},
     {"dtype", "f32|bf16", "Of the model that was saved (f32)", OPTION_WORD(dtype, option_dtypes)},
+    LORA_ROWS(model.),
     {0},
 };
 

@@ -114,11 +114,21 @@ static char *print(const json_t *root)
     return json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
 }
 
+int hf_folder_store(const char *dir, const char *name, const json_t *root)
+{
+    struct new_file w = {0};
+    char *text = print(root);
+    int err = text ? begin_file(&w, dir, name) : zr_fail(ZERO_ERR_NOMEM, "no memory for %s/%s", dir, name);
+    if (!err && fprintf(w.f, "%s\n", text) < 0)
+        err = io_error(w.hidden, "cannot be written");
+    free(text);
+    return w.f ? end_file(&w, err) : err;
+}
+
 /* Writes config.json with another dtype, under the name that the file has for it. */
 static int copy_config(const char *from, const char *to, enum zero_dtype dtype)
 {
     char path[PATH_BYTES];
-    struct new_file w = {0};
     json_error_t why;
     ZR_TRY(join(path, from, "", HF_CONFIG_FILE));
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &why);
@@ -128,13 +138,9 @@ static int copy_config(const char *from, const char *to, enum zero_dtype dtype)
         json_decref(root);
         return zr_fail(ZERO_ERR_IO, "%s: %.150s", path, fault);
     }
-    char *text = print(root);
+    int err = hf_folder_store(to, HF_CONFIG_FILE, root);
     json_decref(root);
-    int err = text ? begin_file(&w, to, HF_CONFIG_FILE) : zr_fail(ZERO_ERR_NOMEM, "no memory for %s", path);
-    if (!err && fprintf(w.f, "%s\n", text) < 0)
-        err = io_error(w.hidden, "cannot be written");
-    free(text);
-    return w.f ? end_file(&w, err) : err;
+    return err;
 }
 
 bool hf_folder_has_weights(const char *dir)

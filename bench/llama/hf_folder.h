@@ -7,6 +7,8 @@
 
 #include <stdbool.h>
 
+#include <jansson.h>
+
 /* Whether there are weights in folder dir: model.safetensors, or an index of several files. */
 bool hf_folder_has_weights(const char *dir);
 
@@ -15,5 +17,8 @@ bool hf_folder_has_weights(const char *dir);
  * they are there. A file of `to` is replaced when the new one is complete. The folders may be the same one.
  * One rank calls this, after zero_export. ZERO_ERR_IO names the file. */
 int hf_folder_copy(const char *from, const char *to, enum zero_dtype dtype);
+
+/* Writes root as the file `name` of folder dir. An old file is replaced when the new one is complete. */
+int hf_folder_store(const char *dir, const char *name, const json_t *root);
 
 #endif

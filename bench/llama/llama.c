@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* llama.c: forward and backward of a Llama, made of the parts in bench/model/passes.h and in llama_layers.h.
- * A model has biases of q, k and v or norms of their heads, never both (hf_config.h). */
+ * A model has biases of q, k and v or norms of their heads, never both (hf_config.h). Adapters (lora.h) add
+ * to the products of seven matrices. */
 #include "bench/llama/llama.h"
 #include "bench/llama/llama_rotary.h"
 #include "bench/model/passes.h"
@@ -28,16 +29,17 @@ static struct llama_vectors heads_in(const struct model *m, int64_t n, int64_t l
 
 /* out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC). */
 static void product(struct model *m, struct columns out, const real *inp, const real *weight,
-                    const real *bias, int64_t OC)
+                    const real *bias, const struct lora *lora, int64_t OC)
 {
     struct zr_gemm_args args = model_linear_args(m, out.p, inp, weight, bias, m->config.channels, OC);
     args.ldc = out.ld;
     model_multiply(m, &args);
+    lora_forward(m, lora, out.p, out.ld, inp, m->config.channels, OC);
 }
 
 /* dbtc (B*T, C) = dout (B*T, OC) * weight (OC, C). If `add`, the product is added to it. */
-static void product_backward_input(struct model *m, struct columns dout, const real *weight, int64_t OC,
-                                   bool add)
+static void product_backward_input(struct model *m, struct columns dout, const real *weight,
+                                   const struct lora *lora, int64_t OC, bool add)
 {
     if (m->computes == MODEL_WEIGHTS)
         return;
@@ -45,12 +47,40 @@ static void product_backward_input(struct model *m, struct columns dout, const r
         model_linear_input_args(m, m->acts.dbtc, dout.p, dout.ld, weight, m->config.channels, OC);
     args.beta = add ? 1.0f : 0.0f;
     model_multiply(m, &args);
+    lora_backward_input(m, lora, m->acts.dbtc, dout.p, dout.ld, m->config.channels, OC);
 }
 
-static void product_backward_weight(struct model *m, real *dweight, struct columns dout, const real *inp,
-                                    int64_t OC)
+static void product_backward_weight(struct model *m, real *dweight, const struct lora *lora,
+                                    struct columns dout, const real *inp, int64_t OC)
 {
     model_linear_backward_weight(m, dweight, NULL, dout.p, dout.ld, inp, m->config.channels, OC);
+    lora_backward_weight(m, lora, dout.p, dout.ld, inp, m->config.channels, OC);
+}
+
+/* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T. K is the rank's share. */
+static void project(struct model *m, real *out, const real *x, const real *inp, const real *weight,
+                    const struct lora *lora, int64_t K)
+{
+    real *part = model_project_part(m, out, x, inp, weight, NULL, K);
+    lora_forward(m, lora, part, m->config.channels, inp, K, m->config.channels);
+    model_project_sum(m, out, x);
+}
+
+/* dinp (B*T, K) = dout (B*T, C) * weight (C, K). */
+static void project_backward_input(struct model *m, real *dinp, const real *dout, const real *weight,
+                                   const struct lora *lora, int64_t K)
+{
+    const int64_t C = m->config.channels;
+    model_linear_backward_input(m, dinp, dout, C, weight, K, C);
+    lora_backward_input(m, lora, dinp, dout, C, K, C);
+}
+
+static void project_backward_weight(struct model *m, real *dweight, const struct lora *lora, const real *dout,
+                                    const real *inp, int64_t K)
+{
+    const int64_t C = m->config.channels;
+    model_linear_backward_weight(m, dweight, NULL, dout, C, inp, K, C);
+    lora_backward_weight(m, lora, dout, C, inp, K, C);
 }
 
 static void norm_forward(struct model *m, real *out, float *rstd, const real *inp, const real *weight)
@@ -75,7 +105,27 @@ struct layer {
     struct llama_params p, g;
     struct llama_activations a;
     struct llama_statistics s;
+    struct lora lora[LORA_N_TARGETS];
 };
+
+/* Fills in the layer's adapters. */
+static void find_adapters(const struct model *m, struct layer *x, int64_t l)
+{
+    const struct model_config *c = &m->config;
+    int64_t C = c->channels, A = model_part_channels(c), K = model_part_kv_channels(c),
+            F = model_part_hidden(c), LR = c->lora_rank;
+    const int64_t inputs[] = {C, C, C, A, C, C, F}, outputs[] = {A, K, K, C, F, F, C};
+    int64_t n = lora_n(c), h = model_slice(m, l) * n, dh = model_gradient_slice(m, l) * n,
+            elems = model_own_tokens(m) * LR;
+    for (int t = 0; t < LORA_N_TARGETS; t++)
+        if (lora_has(c, t)) {
+            int64_t a = LR * inputs[t], b = outputs[t] * LR;
+            x->lora[t] = (struct lora){
+                model_of_layer(x->p.lora_a[t], l, a),    model_of_layer(x->p.lora_b[t], l, b),
+                model_of_layer(x->g.lora_a[t], l, a),    model_of_layer(x->g.lora_b[t], l, b),
+                model_slice_of(x->a.lora_h, h++, elems), model_slice_of(x->a.lora_dh, dh++, elems)};
+        }
+}
 
 static struct layer layer_of(const struct model *m, int64_t l)
 {
@@ -84,7 +134,7 @@ static struct layer layer_of(const struct model *m, int64_t l)
     int64_t C = c->channels, BT = model_own_tokens(m), R = model_own_rows(m), HS = model_head_size(c);
     int64_t A = model_part_channels(c), K = model_part_kv_channels(c), F = model_part_hidden(c);
     int64_t i = model_slice(m, l), j = model_first_part_slice(m, l), k = model_gradient_slice(m, l);
-    struct layer x = {own->params, own->grads, own->acts, own->stats};
+    struct layer x = {.p = own->params, .g = own->grads, .a = own->acts, .s = own->stats};
     struct llama_params *params[] = {&x.p, &x.g};
     for (int which = 0; which < 2; which++) {
         struct llama_params *p = params[which];
@@ -119,6 +169,7 @@ static struct layer layer_of(const struct model *m, int64_t l)
         x.s.q_rstd += i * BT * model_part_heads(c);
         x.s.k_rstd += i * BT * model_part_kv_heads(c);
     }
+    find_adapters(m, &x, l);
     return x;
 }
 
@@ -149,9 +200,9 @@ static void make_qkv(struct model *m, const struct layer *x, const real *inp)
     const struct model_config *c = &m->config;
     int64_t A = model_part_channels(c), K = model_part_kv_channels(c);
     struct columns qkv = {x->a.qkv, A + 2 * K}, qk = c->hf->qk_norm ? (struct columns){x->a.qk, A + K} : qkv;
-    product(m, qk, inp, x->p.q, x->p.q_bias, A);
-    product(m, (struct columns){qk.p + A, qk.ld}, inp, x->p.k, x->p.k_bias, K);
-    product(m, (struct columns){qkv.p + A + K, qkv.ld}, inp, x->p.v, x->p.v_bias, K);
+    product(m, qk, inp, x->p.q, x->p.q_bias, &x->lora[LORA_Q], A);
+    product(m, (struct columns){qk.p + A, qk.ld}, inp, x->p.k, x->p.k_bias, &x->lora[LORA_K], K);
+    product(m, (struct columns){qkv.p + A + K, qkv.ld}, inp, x->p.v, x->p.v_bias, &x->lora[LORA_V], K);
     if (c->hf->qk_norm)
         normalize_heads(m, x);
     rotate(m, x->a.qkv, /* back */ false);
@@ -177,7 +228,7 @@ static void biases_backward(struct model *m, const struct layer *x)
     const struct model_config *c = &m->config;
     int64_t A = model_part_channels(c), K = model_part_kv_channels(c), n = A + 2 * K;
     real *sums = m->acts.dbias;
-    if (m->computes == MODEL_INPUTS)
+    if (m->computes == MODEL_INPUTS || !x->g.q_bias)
         return;
     RUN(m, m->compute->dev->ops->zero(m->compute->stream, sums, n * (int64_t)sizeof(real)));
     LAYER(m, bias_backward, sums, x->a.dqkv, m->stats.scratch, model_own_tokens(m), n);
@@ -200,13 +251,13 @@ static void make_qkv_backward(struct model *m, const struct layer *x)
         normalize_heads_backward(m, x);
     if (c->hf->qkv_bias)
         biases_backward(m, x);
-    product_backward_input(m, qk, x->p.q, A, /* add */ false);
-    product_backward_input(m, k, x->p.k, K, /* add */ true);
-    product_backward_input(m, v, x->p.v, K, /* add */ true);
+    product_backward_input(m, qk, x->p.q, &x->lora[LORA_Q], A, /* add */ false);
+    product_backward_input(m, k, x->p.k, &x->lora[LORA_K], K, /* add */ true);
+    product_backward_input(m, v, x->p.v, &x->lora[LORA_V], K, /* add */ true);
     const real *inp = model_all_rows_for_weights(m, x->a.norm1);
-    product_backward_weight(m, x->g.q, qk, inp, A);
-    product_backward_weight(m, x->g.k, k, inp, K);
-    product_backward_weight(m, x->g.v, v, inp, K);
+    product_backward_weight(m, x->g.q, &x->lora[LORA_Q], qk, inp, A);
+    product_backward_weight(m, x->g.k, &x->lora[LORA_K], k, inp, K);
+    product_backward_weight(m, x->g.v, &x->lora[LORA_V], v, inp, K);
 }
 
 /* ---- passes ---- */
@@ -227,14 +278,16 @@ static void layer_forward(struct model *m, int64_t l)
     norm_forward(m, x.a.norm1, x.s.norm1_rstd, inp, x.p.norm1);
     make_qkv(m, &x, model_all_rows(m, x.a.norm1));
     model_attend(m, l, x.a.atty, x.a.qkv);
-    model_project(m, x.a.residual2, inp, x.a.atty, x.p.o, NULL, A);
+    project(m, x.a.residual2, inp, x.a.atty, x.p.o, &x.lora[LORA_O], A);
     norm_forward(m, x.a.norm2, x.s.norm2_rstd, x.a.residual2, x.p.norm2);
     const real *rows = model_all_rows(m, x.a.norm2);
-    product(m, (struct columns){x.a.gate_up, 2 * F}, rows, x.p.gate, NULL, F);
-    product(m, (struct columns){x.a.gate_up + F, 2 * F}, rows, x.p.up, NULL, F);
+    product(m, (struct columns){x.a.gate_up, 2 * F}, rows, x.p.gate, NULL, &x.lora[LORA_GATE], F);
+    product(m, (struct columns){x.a.gate_up + F, 2 * F}, rows, x.p.up, NULL, &x.lora[LORA_UP], F);
     LLAMA(m, swiglu_forward, x.a.act, x.a.gate_up, model_own_tokens(m), F);
-    if (!m->recomputes)
-        model_project(m, model_residual_before(m, l + 1), x.a.residual2, x.a.act, x.p.down, NULL, F);
+    if (m->recomputes)
+        lora_hidden(m, &x.lora[LORA_DOWN], x.a.act, F);
+    else
+        project(m, model_residual_before(m, l + 1), x.a.residual2, x.a.act, x.p.down, &x.lora[LORA_DOWN], F);
     profile_enter(m->profile, before);
 }
 
@@ -271,26 +324,26 @@ static void layer_backward(struct model *m, int64_t l)
 {
     enum profile_part before = profile_enter(m->profile, PROFILE_COMPUTE);
     const struct layer x = layer_of(m, l);
-    int64_t C = m->config.channels, F = model_part_hidden(&m->config), A = model_part_channels(&m->config);
+    int64_t F = model_part_hidden(&m->config), A = model_part_channels(&m->config);
     const struct columns gate = {x.a.gate_up, 2 * F}, up = {x.a.gate_up + F, 2 * F};
     const real *inp = model_residual_before(m, l), *rows;
 
     const real *dout = model_all_rows(m, model_kept_gradient(m, 4 * l, m->acts.dresidual));
-    model_linear_backward_input(m, x.a.dact, dout, C, x.p.down, F, C);
-    model_linear_backward_weight(m, x.g.down, NULL, dout, C, x.a.act, F, C);
+    project_backward_input(m, x.a.dact, dout, x.p.down, &x.lora[LORA_DOWN], F);
+    project_backward_weight(m, x.g.down, &x.lora[LORA_DOWN], dout, x.a.act, F);
     if (m->computes != MODEL_WEIGHTS)
         LLAMA(m, swiglu_backward, x.a.gate_up, x.a.dact, model_own_tokens(m), F);
-    product_backward_input(m, gate, x.p.gate, F, /* add */ false);
-    product_backward_input(m, up, x.p.up, F, /* add */ true);
+    product_backward_input(m, gate, x.p.gate, &x.lora[LORA_GATE], F, /* add */ false);
+    product_backward_input(m, up, x.p.up, &x.lora[LORA_UP], F, /* add */ true);
     rows = model_all_rows_for_weights(m, x.a.norm2);
-    product_backward_weight(m, x.g.gate, gate, rows, F);
-    product_backward_weight(m, x.g.up, up, rows, F);
+    product_backward_weight(m, x.g.gate, &x.lora[LORA_GATE], gate, rows, F);
+    product_backward_weight(m, x.g.up, &x.lora[LORA_UP], up, rows, F);
     const real *dnorm = model_own_sum(m, 4 * l + 1, m->acts.dbtc);
     norm_backward(m, x.g.norm2, dnorm, x.a.residual2, x.p.norm2, x.s.norm2_rstd);
 
     dout = model_all_rows(m, model_kept_gradient(m, 4 * l + 2, m->acts.dresidual));
-    model_linear_backward_input(m, m->acts.dbtc, dout, C, x.p.o, A, C);
-    model_linear_backward_weight(m, x.g.o, NULL, dout, C, x.a.atty, A, C);
+    project_backward_input(m, m->acts.dbtc, dout, x.p.o, &x.lora[LORA_O], A);
+    project_backward_weight(m, x.g.o, &x.lora[LORA_O], dout, x.a.atty, A);
     model_attend_backward(m, l, x.a.dqkv, m->acts.dbtc, x.a.atty, x.a.qkv);
     make_qkv_backward(m, &x);
     dnorm = model_own_sum(m, 4 * l + 3, m->acts.dbtc);
@@ -314,6 +367,7 @@ static void sizes_of(const struct model *m, const struct model_counts *n, int64_
     int64_t A = model_part_channels(c), K = model_part_kv_channels(c), F = model_part_hidden(c);
     int64_t L_normed = c->hf->qk_norm ? L : 0, gradients_normed = c->hf->qk_norm ? n->gradients : 0;
     int64_t widest = C > model_head_size(c) ? C : model_head_size(c);
+    int64_t adapters = lora_n(c) * model_apart(BT * c->lora_rank);
     const int64_t a[LLAMA_N_ACTIVATIONS] = {
         L * model_apart(R * C),                        /* norm1 */
         L_normed * model_apart(BT * (A + K)),          /* qk */
@@ -324,9 +378,11 @@ static void sizes_of(const struct model *m, const struct model_counts *n, int64_
         L * model_apart(BT * 2 * F),                   /* gate_up */
         L * model_apart(BT * F),                       /* act */
         n->head * R * C,                               /* norm */
+        L * adapters,                                  /* lora_h */
         n->gradients * model_apart(BT * (A + 2 * K)),  /* dqkv */
         gradients_normed * model_apart(BT * (A + K)),  /* dqk */
         n->once * BT * F,                              /* dact */
+        n->gradients * adapters,                       /* lora_dh */
     };
     const int64_t s[LLAMA_N_STATISTICS] = {
         L * R,                                                                 /* norm1_rstd */

@@ -163,6 +163,13 @@ template <int W> __global__ void swiglu_backward_kernel(real *gate_up, const rea
     store<W>(gate + F, u);
 }
 
+__global__ void scale_kernel(real *x, float factor, int64_t n)
+{
+    int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n)
+        x[i] = from_float(to_float(x[i]) * factor);
+}
+
 /* --- the table of functions --- */
 
 int64_t n_scratch(const struct compute *, int64_t width)
@@ -221,8 +228,13 @@ int swiglu_backward(const struct compute *on, real *gate_up, const real *dout, i
                   ceil_div(N * F, THREADS * (w ? WIDE : 1)), THREADS, gate_up, dout, N, F);
 }
 
+int scale(const struct compute *on, real *x, float factor, int64_t n)
+{
+    return launch(on, "scale", scale_kernel, ceil_div(n, THREADS), THREADS, x, factor, n);
+}
+
 } // namespace
 
 const struct llama_layers llama_layers_cuda = {
-    n_scratch, rmsnorm_forward, rmsnorm_backward, rotate, swiglu_forward, swiglu_backward,
+    n_scratch, rmsnorm_forward, rmsnorm_backward, rotate, swiglu_forward, swiglu_backward, scale,
 };

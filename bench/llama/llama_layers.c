@@ -191,6 +191,24 @@ static int swiglu_backward(const struct compute *on, real *gate_up, const real *
     return 0;
 }
 
+/* ---- adapters ---- */
+
+MODEL_CLONES static void scale_part(real *x, float factor, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] = from_float(to_float(x[i]) * factor);
+}
+
+static int scale(const struct compute *on, real *x, float factor, int64_t n)
+{
+    IN_PARTS(on)
+    {
+        int64_t from = part_at(on, n, part);
+        scale_part(x + from, factor, part_at(on, n, part + 1) - from);
+    }
+    return 0;
+}
+
 /* Two vectors for each thread. */
 static int64_t n_scratch(const struct compute *on, int64_t width)
 {
@@ -204,4 +222,5 @@ const struct llama_layers llama_layers_host = {
     .rotate = rotate,
     .swiglu_forward = swiglu_forward,
     .swiglu_backward = swiglu_backward,
+    .scale = scale,
 };

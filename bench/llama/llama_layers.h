@@ -41,6 +41,9 @@ struct llama_layers {
     int (*swiglu_forward)(const struct compute *on, real *out, const real *gate_up, int64_t N, int64_t F);
     /* gate_up becomes its gradient, in place, from dout (N, F). */
     int (*swiglu_backward)(const struct compute *on, real *gate_up, const real *dout, int64_t N, int64_t F);
+
+    /* x (n) *= factor. */
+    int (*scale)(const struct compute *on, real *x, float factor, int64_t n);
 };
 
 /* The table for the device. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* llama_ops.c: the tensors of a Llama, one row for each in the order of enum llama_tensor, their initial
- * values and their published names, and its sizes. What a model or a stage lacks is left out of the table
- * for zero_wrap and of the map of names. */
+ * values and their published names, and its sizes. What a model or a stage lacks is left out of the table for
+ * zero_wrap and of the map of names. With adapters all other tensors are frozen: they have no gradient. */
 #include "bench/llama/llama_ops.h"
 #include "bench/train/state_hash.h"
 
@@ -11,12 +11,19 @@
 
 /* ---- tensors ---- */
 
-/* Sizes of dimensions, by the letters of llama_ops.h; tensor parallelism cuts the last four. END ends a shape. */
-enum size { END, OF_C, OF_HS, OF_A, OF_K, OF_F, OF_U, N_SIZES };
+/* Sizes of dimensions, by the letters of llama_ops.h; tensor parallelism cuts the last four. END ends a
+ * shape. */
+enum size { END, OF_C, OF_HS, OF_LR, OF_A, OF_K, OF_F, OF_U, N_SIZES };
 
 /* Stacked tensors have L before these dimensions, and "model.layers.N." before their names. NORM: the
- * gradient is of this rank's tokens under sequence parallelism. PER_HEAD: it is of this rank's heads. */
-enum kind { MATRIX, BIAS, NORM, PER_HEAD };
+ * gradient is of this rank's tokens under sequence parallelism. PER_HEAD: it is of this rank's heads.
+ * ADAPTER: a matrix that tp does not cut has a gradient of this rank's outputs or inputs. */
+enum kind { MATRIX, BIAS, NORM, PER_HEAD, ADAPTER };
+
+/* The two matrices of an adapter. Their names begin as those of PEFT do after "model.layers.N.". */
+#define ADAPTER_OF(target, module, outputs, inputs)                                                          \
+    [LLAMA_LORA_A + (target)] = {module ".lora_A.weight", true, ADAPTER, {OF_LR, inputs}},                   \
+                    [LLAMA_LORA_B + (target)] = {module ".lora_B.weight", true, ADAPTER, {outputs, OF_LR}}
 
 static const struct row {
     const char *name;
@@ -41,11 +48,21 @@ static const struct row {
     [LLAMA_DOWN] = {"mlp.down_proj.weight", true, MATRIX, {OF_C, OF_F}},
     [LLAMA_NORM] = {"model.norm.weight", false, NORM, {OF_C}},
     [LLAMA_HEAD] = {"lm_head.weight", false, MATRIX, {OF_U, OF_C}},
+    ADAPTER_OF(LORA_Q, "self_attn.q_proj", OF_A, OF_C),
+    ADAPTER_OF(LORA_K, "self_attn.k_proj", OF_K, OF_C),
+    ADAPTER_OF(LORA_V, "self_attn.v_proj", OF_K, OF_C),
+    ADAPTER_OF(LORA_O, "self_attn.o_proj", OF_C, OF_A),
+    ADAPTER_OF(LORA_GATE, "mlp.gate_proj", OF_F, OF_C),
+    ADAPTER_OF(LORA_UP, "mlp.up_proj", OF_F, OF_C),
+    ADAPTER_OF(LORA_DOWN, "mlp.down_proj", OF_C, OF_F),
 };
+#undef ADAPTER_OF
 
 static bool has_tensor(const struct model_config *stage, enum llama_tensor number)
 {
     const struct hf_config *c = stage->hf;
+    if (number >= LLAMA_LORA_A)
+        return lora_has(stage, (number - LLAMA_LORA_A) % LORA_N_TARGETS);
     switch (number) {
     case LLAMA_EMBED:
         return !stage->no_embedding || (c->tied && !stage->no_head);
@@ -82,16 +99,26 @@ static int32_t unit_of(const struct model_config *stage, enum llama_tensor numbe
     return number == LLAMA_EMBED ? 0 : u.head;
 }
 
+static bool is_frozen(const struct model_config *c, enum llama_tensor number)
+{
+    return c->lora_rank && rows[number].kind != ADAPTER;
+}
+
 static uint32_t flags_of(const struct model_config *stage, enum llama_tensor number, bool stores)
 {
     const struct row *r = &rows[number];
-    bool partial = stage->tp > 1 && (r->kind == PER_HEAD || (r->kind == NORM && stage->sequence));
+    bool whole = r->shape[0] < OF_A && r->shape[1] < OF_A,
+         is_matrix = r->kind == MATRIX || r->kind == ADAPTER;
+    bool partial = stage->tp > 1 && (r->kind == PER_HEAD || (r->kind == NORM && stage->sequence) ||
+                                     (r->kind == ADAPTER && whole));
     bool tied = number == LLAMA_EMBED && stage->hf->tied && stage->no_embedding != stage->no_head;
     /* what the embedding's rows get is added, unless the head's product stores a gradient before */
     bool adds = number == LLAMA_EMBED && (!stage->hf->tied || stage->no_head);
-    return (r->stacked ? ZERO_STACKED : 0) | (r->kind != MATRIX ? ZERO_NO_DECAY : 0) |
-           (r->kind == MATRIX && stores && !adds ? ZERO_GRAD_OVERWRITE : 0) |
-           (partial ? ZERO_TP_PARTIAL : 0) | (tied ? ZERO_TIED : 0);
+    uint32_t always = (r->stacked ? ZERO_STACKED : 0) | (tied ? ZERO_TIED : 0);
+    return is_frozen(stage, number) ? always
+                                    : always | (is_matrix ? 0 : ZERO_NO_DECAY) |
+                                          (is_matrix && stores && !adds ? ZERO_GRAD_OVERWRITE : 0) |
+                                          (partial ? ZERO_TP_PARTIAL : 0);
 }
 
 /* Fills in the shape, and how tp cuts it: along the dimension that is a share of the heads, of the MLP or of
@@ -100,6 +127,7 @@ static void set_shape(struct zero_tensor *t, const struct model_config *stage, e
 {
     const int64_t sizes[N_SIZES] = {[OF_C] = stage->channels,
                                     [OF_HS] = model_head_size(stage),
+                                    [OF_LR] = stage->lora_rank,
                                     [OF_A] = model_part_channels(stage),
                                     [OF_K] = model_part_kv_channels(stage),
                                     [OF_F] = model_part_hidden(stage),
@@ -126,7 +154,7 @@ static int32_t describe(struct zero_tensor *table, int32_t *number, const struct
             continue;
         table[n] = (struct zero_tensor){.name = rows[i].name,
                                         .param = &pointers->params[i],
-                                        .grad = &pointers->grads[i],
+                                        .grad = is_frozen(stage, i) ? NULL : &pointers->grads[i],
                                         .dtype = pointers->dtype,
                                         .unit = unit_of(stage, i),
                                         .flags = flags_of(stage, i, pointers->stores)};
@@ -137,13 +165,21 @@ static int32_t describe(struct zero_tensor *table, int32_t *number, const struct
 }
 
 /* Weights are normal with deviation 0.02, in residual projections smaller by 1/sqrt(2L); norms are 1 and
- * biases 0. */
+ * biases 0. Of an adapter, B is 0 and A is normal with the variance of PEFT's uniform values, 1 / (3 *
+ * inputs). */
 static void starts_of(const struct model_config *c, struct model_start *out)
 {
+    struct model_config whole = *c;
+    whole.tp = 0;
+    int64_t A = model_part_channels(&whole), F = model_part_hidden(&whole);
     for (int i = 0; i < LLAMA_N_TENSORS; i++) {
         double deviation = rows[i].kind == MATRIX ? 0.02 : 0;
         if (i == LLAMA_O || i == LLAMA_DOWN)
             deviation /= sqrt(2.0 * (double)c->layers);
+        if (i >= LLAMA_LORA_A && i < LLAMA_LORA_B)
+            deviation = 1 / sqrt(3.0 * (double)(rows[i].shape[1] == OF_A   ? A
+                                                : rows[i].shape[1] == OF_F ? F
+                                                                           : c->channels));
         bool norm = rows[i].kind == NORM || rows[i].kind == PER_HEAD;
         out[i] = (struct model_start){deviation, norm ? 1 : 0};
     }
@@ -157,7 +193,8 @@ static struct zero_weight name_one(char text[MODEL_NAME_BYTES], int32_t tensor, 
 {
     const struct row *r = &rows[number];
     if (r->stacked)
-        snprintf(text, MODEL_NAME_BYTES, "model.layers.%lld.%s", (long long)(first_layer + layer), r->name);
+        snprintf(text, MODEL_NAME_BYTES, "%smodel.layers.%lld.%s",
+                 r->kind == ADAPTER ? "base_model.model." : "", (long long)(first_layer + layer), r->name);
     else
         snprintf(text, MODEL_NAME_BYTES, "%s", r->name);
     return (struct zero_weight){text, tensor, r->stacked ? ZERO_SLICE(layer) : 0, 0};
@@ -185,22 +222,35 @@ static int32_t n_names(const struct model_config *stage)
 
 /* ---- sizes ---- */
 
-static int64_t n_params(const struct model_config *c)
+/* The parameters of a whole model, and how many of them are trained. */
+static int64_t count_params(const struct model_config *c, int64_t *trained)
 {
     struct zero_tensor table[MODEL_MAX_TENSORS];
     struct model_config whole = *c;
     int64_t n = 0;
     whole.tp = 0;
-    for (int32_t i = model_describe(table, NULL, &whole, ZERO_F32); i-- > 0;)
+    *trained = 0;
+    for (int32_t i = model_describe(table, NULL, &whole, ZERO_F32); i-- > 0;) {
         n += tensor_elements(&table[i]);
+        *trained += table[i].grad ? tensor_elements(&table[i]) : 0;
+    }
     return n;
 }
 
+static int64_t n_params(const struct model_config *c)
+{
+    int64_t trained;
+    return count_params(c, &trained);
+}
+
+/* A frozen weight has no product for its gradient. */
 static double flop_per_token(const struct model_config *c)
 {
-    double weights = (double)(n_params(c) - (c->hf->tied ? 0 : c->vocab * c->channels));
+    int64_t trained, n = count_params(c, &trained);
+    double weights = (double)(n - (c->hf->tied ? 0 : c->vocab * c->channels));
     double attention = (double)(c->heads * model_head_size(c)); /* channels of all heads */
-    return 6 * weights + 12 * (double)c->layers * attention * (double)c->context;
+    double products = c->lora_rank ? 4 * weights + 2 * (double)trained : 6 * weights;
+    return products + 12 * (double)c->layers * attention * (double)c->context;
 }
 
 static int64_t kept_elems(const struct model_config *stage)
@@ -208,8 +258,9 @@ static int64_t kept_elems(const struct model_config *stage)
     int64_t A = model_part_channels(stage), K = model_part_kv_channels(stage), F = model_part_hidden(stage);
     int64_t C = stage->sequence ? stage->channels / stage->tp : stage->channels;
     /* per layer: two norms, two sums; q and k before their norm; q, k, v and the attention's output; gate, up
-     * and their product */
-    int64_t layer = 4 * C + (stage->hf->qk_norm ? A + K : 0) + 2 * A + 2 * K + 3 * F;
+     * and their product; the inputs of the adapters' second products */
+    int64_t layer =
+        4 * C + (stage->hf->qk_norm ? A + K : 0) + 2 * A + 2 * K + 3 * F + lora_n(stage) * stage->lora_rank;
     int64_t n = stage->layers * layer - C;
     n += stage->no_embedding ? 0 : C; /* the embedded tokens */
     /* the last norm and its input, and the logits */
@@ -220,6 +271,7 @@ static int64_t kept_elems(const struct model_config *stage)
 /* What kept_elems counts, and per token:
  *
  *   4 C + 2 (A + K) + F   the buffers of backward, if they are shared
+ *   LR                    for each adapter of a layer: its gradient. Its arrays are rounded up
  *
  * In fp32, whatever the dtype:
  *
@@ -234,10 +286,12 @@ static int64_t most_bytes(const struct model_config *c, int64_t B, int64_t eleme
             F = model_part_hidden(c);
     int64_t heads = model_part_heads(c) + model_part_kv_heads(c),
             scores = B * model_part_heads(c) * T * T * 4;
-    int64_t most = INT64_C(4) << 20, buffers = 4 * c->channels + 2 * (A + K) + F;
+    int64_t most = INT64_C(4) << 20, buffers = 4 * c->channels + 2 * (A + K) + F + lora_n(c) * c->lora_rank;
+    int64_t rounding = (c->layers + 1) * lora_n(c) * model_apart(1);
     int64_t in_fp32 = 3 * (c->layers + 1) * B * T * (heads + 2) + T * (c->vocab + model_head_size(c)) +
                       9 * B * T * (A > c->channels ? A : c->channels);
-    return B * T * (kept_elems(c) + buffers) * element + in_fp32 * 4 + 4 * (scores < most ? scores : most);
+    return (B * T * (kept_elems(c) + buffers) + rounding) * element + in_fp32 * 4 +
+           4 * (scores < most ? scores : most);
 }
 
 struct model_config llama_sizes(const struct hf_config *c)

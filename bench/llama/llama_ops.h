@@ -10,6 +10,7 @@
 #define ZERO_BENCH_LLAMA_OPS_H
 
 #include "bench/llama/hf_config.h"
+#include "bench/llama/lora_config.h"
 #include "bench/model/model_config.h"
 
 extern const struct model_ops llama_ops;
@@ -19,7 +20,8 @@ extern const struct model_passes llama_passes_f32, llama_passes_bf16;
 
 /* A tensor's number in the whole model, and its place among the model's pointers. Letters of shapes are those
  * of bench/model/model.h: L layers, C channels, HS channels of a head, and of tensor-parallel ranks their
- * parts A, K, F and U. */
+ * parts A, K, F and U. The adapter of enum lora_target t has the tensors LLAMA_LORA_A + t (L, LR, inputs) and
+ * LLAMA_LORA_B + t (L, outputs, LR), where LR is its rank. */
 enum llama_tensor {
     LLAMA_EMBED,  /* (U, C), also the head of a tied model */
     LLAMA_NORM1,  /* (L, C), before attention */
@@ -38,7 +40,9 @@ enum llama_tensor {
     LLAMA_DOWN,   /* (L, C, F) */
     LLAMA_NORM,   /* (C), after the last layer */
     LLAMA_HEAD,   /* (U, C), not in a tied model */
-    LLAMA_N_TENSORS
+    LLAMA_LORA_A,
+    LLAMA_LORA_B = LLAMA_LORA_A + LORA_N_TARGETS,
+    LLAMA_N_TENSORS = LLAMA_LORA_B + LORA_N_TARGETS
 };
 
 /* The sizes of a folder's model, as a model's. c is borrowed by the result. The context is that of c. */

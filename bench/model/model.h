@@ -158,6 +158,9 @@ struct model {
     bool recomputes;
     /* The weight of a token's loss in gradients; set by the caller before a forward pass. 0: 1 / (B*T). */
     float loss_scale;
+    /* Forward computes no loss, but leaves the logits of the last row for model_take_logits. Set by the
+     * caller. */
+    bool only_logits;
     /* Tensor parallelism; set before forward if config.tp is above 1. All functions return 0 or a zero_err.
      *   part     this rank's number
      *   sum      adds x (n) over the ranks, in place, on compute's stream
@@ -295,6 +298,9 @@ static inline void model_embed_backward(struct model *m)
     m->passes->embed_backward(m);
 }
 
+/* With only_logits, copies the logits of position t of the last row to out, on the host. out (V) has zeros
+ * for the ids of other tensor-parallel ranks. Waits for the model's stream. */
+int model_take_logits(struct model *m, int64_t t, float *out);
 /* Starts to copy the sum of the losses to the host, and begins a new sum. */
 int model_send_loss(struct model *m);
 /* Waits for the sum that was sent last, and returns it in *loss. */

@@ -5,6 +5,7 @@
 #include "bench/model/model_config.h"
 #include "bench/gpt2/gpt2_ops.h"
 #include "bench/llama/llama_ops.h"
+#include "bench/llama/lora_config.h"
 #include "kernels/error.h"
 
 #include <stdio.h>
@@ -194,7 +195,7 @@ static error_t read_model(struct argp_state *state, const struct option_row *row
     }
     for (const struct option_word *p = preset_names; p->word; p++)
         option_list(names, sizeof names, p->word, !p[1].word);
-    return option_fault(state, "--%s: '%s' is no folder, and not %s", row->name, arg, names);
+    return option_fault(state, "--%s: '%s' is not %s, nor a folder", row->name, arg, names);
 }
 
 #define OPTION_STRUCT struct model_options
@@ -260,9 +261,9 @@ static error_t take_folder(struct argp_state *state, struct model_options *m)
     return 0;
 }
 
-/* Makes config of the preset or folder and of own. Sizes replace those of the preset, wherever they stand on the
- * command line. Commands may add tp, sequence, cp, documents and label_smoothing to own by options that other
- * tables do not have. */
+/* Makes config of the preset or folder and of own. Sizes replace those of the preset, wherever they stand on
+ * the command line. Commands may add tp, sequence, cp, documents and label_smoothing to own by options that
+ * other tables do not have. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct model_options *m = options;
@@ -280,7 +281,7 @@ static error_t finish(struct argp_state *state, void *options)
     c->cp_heads = own->cp_heads;
     c->documents = own->documents;
     c->recompute = own->recompute;
-    return 0;
+    return lora_take_options(state, c, own);
 }
 
 /* Keeps the context. The other sizes become those of gpt2-nano, and all other fields of config 0. */

@@ -60,6 +60,12 @@ struct model_config {
     bool two_parts;
     /* Forward keeps only the inputs of layers. Backward computes a layer's other activations again. */
     bool recompute;
+    /* Adapters (bench/llama/lora.h): their rank, alpha, and which matrices have one, as a bit 1 << enum
+     * lora_target each. Then only adapters are trained. Rank 0: there are none, and all weights are
+     * trained. */
+    int64_t lora_rank;
+    double lora_alpha;
+    uint32_t lora_targets;
 };
 
 /* T, the tokens of a row that a rank has. */
@@ -149,9 +155,9 @@ bool model_cp_fault(const struct model_config *c, char *text, size_t n);
  * micro-batch of B rows. */
 int64_t model_cp_bytes(const struct model_config *c, int64_t B, int64_t element_bytes);
 
-/* Elements that a stage keeps for each token of a micro-batch until its backward pass, as ops->kept_elems says
- * or, with recompute, fewer. And elements for each token that exist once for all micro-batches: with recompute
- * those inside one layer, else none. */
+/* Elements that a stage keeps for each token of a micro-batch until its backward pass, as ops->kept_elems
+ * says or, with recompute, fewer. And elements for each token that exist once for all micro-batches: with
+ * recompute those inside one layer, else none. */
 int64_t model_kept_elems(const struct model_config *stage);
 int64_t model_layer_elems(const struct model_config *stage);
 /* As ops->most_bytes, with recompute, too. */
@@ -189,7 +195,7 @@ extern const struct option_word model_cp_forms[], model_cp_orders[];
 /* ---- kinds of models ---- */
 
 /* Most tensors of a model. */
-#define MODEL_MAX_TENSORS 24
+#define MODEL_MAX_TENSORS 32
 
 /* What a table of tensors refers to. */
 struct model_pointers {
@@ -213,7 +219,7 @@ struct model_start {
 };
 
 /* Bytes of a tensor's published name, with its end. */
-#define MODEL_NAME_BYTES 64
+#define MODEL_NAME_BYTES 96
 
 struct model_passes;
 
@@ -221,8 +227,8 @@ struct model_passes;
  * everything. */
 struct model_ops {
     /* Fills in the table of a stage's tensors for zero_wrap, with each tensor's number in the whole model, in
-     * ascending order, and returns how many there are. If first and last stage both have the embedding's
-     * weights, they are the first tensor of both, with ZERO_TIED. */
+     * ascending order, and returns how many there are. Frozen tensors have no grad. If first and last stage
+     * both have the embedding's weights, they are the first tensor of both, with ZERO_TIED. */
     int32_t (*describe)(struct zero_tensor *table, int32_t *number, const struct model_config *stage,
                         const struct model_pointers *pointers);
     struct model_units (*units)(const struct model_config *stage);
@@ -239,8 +245,8 @@ struct model_ops {
     /* The number of parameters of a whole model. */
     int64_t (*n_params)(const struct model_config *c);
     /* Floating-point operations per token of forward and backward (Chowdhery et al., arXiv:2204.02311,
-     * appendix B): 6 for each weight in a product, plus 12 * L * C * T for attention without regard to
-     * causality. */
+     * appendix B): 6 for each weight in a product, or 4 if it is frozen, plus 12 * L * C * T for attention
+     * without regard to causality. */
     double (*flop_per_token)(const struct model_config *c);
     /* Elements that a stage without recompute keeps for each token until its backward pass: so many for each
      * layer, one C of which is the layer's output, and those of its ends. They do not include attention's

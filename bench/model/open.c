@@ -378,7 +378,8 @@ static int open_tensors(struct model *m, const struct tensors *t, struct model_b
     void *pieces[MODEL_MAX_TENSORS];
     ZR_TRY(lay_out(m, block, pieces, t->sizes, t->n, sizeof(real)));
     for (int32_t i = 0; i < t->n; i++)
-        *(grads ? t->table[i].grad : t->table[i].param) = pieces[i];
+        if (!grads || t->table[i].grad)
+            *(grads ? t->table[i].grad : t->table[i].param) = pieces[i];
     return 0;
 }
 

@@ -5,9 +5,9 @@
  * Functions without a result do nothing after the first failure, which is in m->err. With config.two_parts a
  * function knows from m->computes which part of a backward pass it is in.
  *
- * For config.recompute, a kind of model does three things. Its layer_forward and layer_backward find a layer's
- * arrays by model_slice and the functions after it. Its layer_forward leaves out the product of the layer's
- * output if m->recomputes. Its sizes() follows struct model_counts. */
+ * For config.recompute, a kind of model does three things. Its layer_forward and layer_backward find a
+ * layer's arrays by model_slice and the functions after it. Its layer_forward leaves out the product of the
+ * layer's output if m->recomputes. Its sizes() follows struct model_counts. */
 #ifndef ZERO_BENCH_MODEL_PASSES_H
 #define ZERO_BENCH_MODEL_PASSES_H
 
@@ -42,13 +42,18 @@ struct zr_gemm_args model_linear_input_args(const struct model *m, real *dinp, c
 void model_linear_backward_input(struct model *m, real *dinp, const real *dout, int64_t ld_dout,
                                  const real *weight, int64_t C, int64_t OC);
 /* dweight (OC, C) += dout^T * inp, or = if the model stores it. dbias (OC) += sum of dout's rows, if there is
- * a bias. */
+ * a bias. Does nothing without a dweight: the weight is frozen. */
 void model_linear_backward_weight(struct model *m, real *dweight, real *dbias, const real *dout,
                                   int64_t ld_dout, const real *inp, int64_t C, int64_t OC);
 /* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C). K is the rank's share, and the first
  * rank adds x and bias. */
 void model_project(struct model *m, real *out, const real *x, const real *inp, const real *weight,
                    const real *bias, int64_t K);
+/* The same in two steps. The first returns this rank's term of the sum (B*T, C), to which the caller may add
+ * before the second adds up all ranks' terms. */
+real *model_project_part(struct model *m, real *out, const real *x, const real *inp, const real *weight,
+                         const real *bias, int64_t K);
+void model_project_sum(struct model *m, real *out, const real *x);
 
 /* ---- rows of tensor-parallel ranks ---- */
 
@@ -103,12 +108,14 @@ void model_attend_backward(struct model *m, int64_t l, real *dqkv, const real *d
 /* acts.embedded = rows of wte (U, C) by token, plus those of wpe (context, C) by position if it is not
  * NULL. */
 void model_embed(struct model *m, const real *wte, const real *wpe);
-/* Adds acts.dresidual to the gradients of the rows of wte, and of wpe if it is not NULL. */
+/* Adds acts.dresidual to the gradients of the rows of wte, and of wpe if it is not NULL. Does nothing if
+ * there are none, because wte is frozen. */
 void model_embed_gradients(struct model *m, real *dwte, real *dwpe);
 
 /* The loss of logits = x (R, C) * weight (U, C)^T, and its gradient by the logits, which backward uses. */
 void model_loss_forward(struct model *m, const real *x, const real *weight);
-/* Returns the gradient (R, C) of x, and adds that of weight to dweight, or stores it. */
+/* Returns the gradient (R, C) of x, and adds that of weight to dweight, or stores it. dweight NULL: the
+ * weight is frozen, or this part of backward does not compute it. */
 const real *model_loss_backward(struct model *m, const real *x, const real *weight, real *dweight);
 
 /* The first token id of this rank, and their number. */

@@ -81,29 +81,36 @@ const real *model_own_sum(struct model *m, int64_t k, real *x)
     return model_kept_gradient(m, k, own);
 }
 
-/* Like model_project, but out and x have this rank's rows only: each rank adds its own rows of x. */
-static void project_rows(struct model *m, real *out, const real *x, const real *inp, const real *weight,
+/* With sequence parallelism out and x have this rank's rows only: each rank adds its own rows of x to the
+ * sum. */
+real *model_project_part(struct model *m, real *out, const real *x, const real *inp, const real *weight,
                          const real *bias, int64_t K)
 {
     int64_t C = m->config.channels;
-    model_linear_forward(m, m->acts.all, inp, weight, m->part == 0 ? bias : NULL, K, C, false);
-    RUN(m, m->scatter(m->sum_arg, out, m->acts.all, model_own_rows(m) * C));
-    LAYER(m, add, out, x, model_own_rows(m) * C);
+    bool first = m->part == 0, adds = first && !m->config.sequence;
+    real *part = m->config.sequence ? m->acts.all : out;
+    if (adds)
+        copy(m, part, x, model_own_tokens(m) * C);
+    model_linear_forward(m, part, inp, weight, first ? bias : NULL, K, C, adds);
+    return part;
+}
+
+void model_project_sum(struct model *m, real *out, const real *x)
+{
+    int64_t n = model_own_rows(m) * m->config.channels;
+    if (!m->config.sequence) {
+        sum_parts(m, out);
+        return;
+    }
+    RUN(m, m->scatter(m->sum_arg, out, m->acts.all, n));
+    LAYER(m, add, out, x, n);
 }
 
 void model_project(struct model *m, real *out, const real *x, const real *inp, const real *weight,
                    const real *bias, int64_t K)
 {
-    int64_t C = m->config.channels;
-    bool first = m->part == 0;
-    if (m->config.sequence) {
-        project_rows(m, out, x, inp, weight, bias, K);
-        return;
-    }
-    if (first)
-        copy(m, out, x, model_own_tokens(m) * C);
-    model_linear_forward(m, out, inp, weight, first ? bias : NULL, K, C, first);
-    sum_parts(m, out);
+    model_project_part(m, out, x, inp, weight, bias, K);
+    model_project_sum(m, out, x);
 }
 
 struct zr_gemm_args model_linear_input_args(const struct model *m, real *dinp, const real *dout,
@@ -124,7 +131,7 @@ void model_linear_backward_input(struct model *m, real *dinp, const real *dout, 
 void model_linear_backward_weight(struct model *m, real *dweight, real *dbias, const real *dout,
                                   int64_t ld_dout, const real *inp, int64_t C, int64_t OC)
 {
-    if (m->computes == MODEL_INPUTS)
+    if (m->computes == MODEL_INPUTS || !dweight)
         return;
     int64_t BT = model_own_tokens(m);
     struct zr_gemm_args args = product_of(MODEL_DTYPE, OC, C, BT, dout, ld_dout, inp, C, dweight, C);

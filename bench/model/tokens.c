@@ -74,7 +74,7 @@ void model_embed(struct model *m, const real *wte, const real *wpe)
 void model_embed_gradients(struct model *m, real *dwte, real *dwpe)
 {
     const real *dout = model_kept_gradient(m, 4 * m->config.layers + 1, m->acts.dresidual);
-    if (m->computes == MODEL_INPUTS)
+    if (m->computes == MODEL_INPUTS || !dwte)
         return;
     dout = model_all_rows(m, dout);
     LAYER(m, tokens_backward, dwte, dout, &m->batch.by_token, m->stats.scratch, m->config.channels);
@@ -120,6 +120,8 @@ void model_loss_forward(struct model *m, const real *x, const real *weight)
         args.trans_b = true;
         args.c_dtype = ZERO_F32;
         model_multiply(m, &args);
+        if (m->only_logits)
+            continue;
         if (m->config.tp > 1)
             loss_of_parts(m, b);
         else
@@ -127,7 +129,8 @@ void model_loss_forward(struct model *m, const real *x, const real *weight)
                   m->stats.logits, m->batch.targets + b * T, T, U, m->ld_logits, label_of(&m->config),
                   loss_scale(m));
     }
-    LAYER(m, add_loss, m->loss, m->losses, BT);
+    if (!m->only_logits)
+        LAYER(m, add_loss, m->loss, m->losses, BT);
 }
 
 const real *model_loss_backward(struct model *m, const real *x, const real *weight, real *dweight)
@@ -135,9 +138,18 @@ const real *model_loss_backward(struct model *m, const real *x, const real *weig
     int64_t C = m->config.channels, U = model_part_vocab(&m->config);
     const struct model_activations *a = &m->acts;
     model_linear_backward_input(m, a->dbtc, a->dlogits, m->ld_logits, weight, C, U);
-    model_linear_backward_weight(m, dweight, NULL, a->dlogits, m->ld_logits, model_all_rows_for_weights(m, x),
-                                 C, U);
+    model_linear_backward_weight(m, dweight, NULL, a->dlogits, m->ld_logits,
+                                 dweight ? model_all_rows_for_weights(m, x) : NULL, C, U);
     return model_own_sum(m, 4 * m->config.layers, a->dbtc);
+}
+
+int model_take_logits(struct model *m, int64_t t, float *out)
+{
+    const struct zr_device_ops *dev = m->compute->dev->ops;
+    const int64_t bytes = model_n_ids(m) * (int64_t)sizeof *out;
+    memset(out, 0, (size_t)m->config.vocab * sizeof *out);
+    ZR_TRY(dev->copy(m->compute->stream, out + model_first_id(m), m->stats.logits + t * m->ld_logits, bytes));
+    return dev->stream_sync(m->compute->stream);
 }
 
 int model_send_loss(struct model *m)

@@ -2,6 +2,7 @@
 /* plan_cmd.c: zero-bench plan, which prints what every stage would take. It only calls zero_plan. */
 #include "bench/plan/plan_cmd.h"
 #include "bench/commands.h"
+#include "bench/llama/lora_config.h"
 #include "bench/plan/stages.h"
 #include "bench/schedule/pipeline_stages.h"
 
@@ -14,6 +15,7 @@ static const struct option_row rows[] = {
     {"params", "N", "A GPT of this many parameters, such as 7.5e9, instead of a named model",
      OPTION_INT(params, 1, 1000000000000000)},
     {"dtype", "f32|bf16", "Of weights and gradients (bf16)", OPTION_WORD(dtype, option_dtypes)},
+    LORA_ROWS(model.),
     {.help = "Sharding:"},
     {"world", "N", "Ranks (1)", OPTION_INT(world, 1, 1000000)},
     {"dp-shard", "N", "Groups of N ranks, a number that divides the world: tells of HSDP and HFSDP, too",

@@ -16,6 +16,7 @@ int32_t train_call_order(struct zero_call *out, const struct model_config *stage
     const struct model_units u = stage->ops->units(stage);
     int32_t n = 0, layers = (int32_t)stage->layers;
     bool tied = u.head == u.embedding; /* then the unit stays open during the whole backward pass */
+    bool embeds = !stage->no_embedding && (tied || !stage->lora_rank); /* not frozen */
 /* unit, phase, whether it ends the bracket */
 #define CALL(u, p, e)                                                                                        \
     out[n++] = (struct zero_call)                                                                            \
@@ -41,9 +42,9 @@ int32_t train_call_order(struct zero_call *out, const struct model_config *stage
         CALL(u.first_layer + l, ZERO_BACKWARD, 0);
         CALL(u.first_layer + l, ZERO_BACKWARD, 1);
     }
-    if (!stage->no_embedding && !tied)
+    if (embeds && !tied)
         CALL(u.embedding, ZERO_BACKWARD, 0);
-    if (!stage->no_embedding)
+    if (embeds)
         CALL(u.embedding, ZERO_BACKWARD, 1);
 #undef CALL
     return n;

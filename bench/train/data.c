@@ -80,12 +80,17 @@ int train_load_data(struct run *r)
 {
     const struct train_options *o = r->o;
     const struct model_config *c = &o->model.config;
-    int64_t n = o->batch * c->context;
     r->tokens = (struct token_data){
         .context = c->context, .vocab = c->vocab, .documents = c->documents, .end_token = o->end_token};
     r->held_out = r->tokens;
     TRY(o->tokens.n || o->encodes ? load_tokens(r) : load_text(r));
-    TRY(ZR_ALLOC(r->whole.tokens, 3 * n, "rows of text"));
+    return train_open_rows(r);
+}
+
+int train_open_rows(struct run *r)
+{
+    const int64_t n = r->o->batch * r->o->model.config.context;
+    TRY(ZR_ZALLOC(r->whole.tokens, 3 * n, "rows of text"));
     r->whole.targets = r->whole.tokens + n;
     r->whole.document_start = r->whole.targets + n;
     return 0;
@@ -221,6 +226,15 @@ int train_next_held_out(struct run *r, struct model *m, int64_t i)
     take_own_rows(r, m);
     for (int64_t t = 0; t < model_own_tokens(m) && !m->config.no_head; t++)
         r->eval_counted += m->targets[t] != MODEL_LEFT_OUT;
+    model_send_batch(m);
+    return 0;
+}
+
+int train_next_whole(struct run *r, struct model *m, int64_t i)
+{
+    (void)i;
+    TRY(model_next_batch(m));
+    take_own_rows(r, m);
     model_send_batch(m);
     return 0;
 }

@@ -5,12 +5,12 @@
 #include <stdio.h>
 
 /* The mean loss over all rows. All ranks make equally many passes, because a forward pass is collective. */
-static int held_out_loss(struct run *r, int (*forward)(struct run *r, int64_t n), double *loss)
+static int held_out_loss(struct run *r, train_forward *forward, double *loss)
 {
     struct model *last = &r->model[r->n_own - 1];
     int64_t rows_of_pass = r->o->batch * r->at.n_dp;
     r->eval_counted = 0.0;
-    TRY(forward(r, (r->n_eval + rows_of_pass - 1) / rows_of_pass));
+    TRY(forward(r, (r->n_eval + rows_of_pass - 1) / rows_of_pass, train_next_held_out));
     double values[2] = {0.0, r->eval_counted};
     TRY(model_send_loss(last));
     TRY(model_take_loss(last, &values[0]));
@@ -20,7 +20,7 @@ static int held_out_loss(struct run *r, int (*forward)(struct run *r, int64_t n)
     return 0;
 }
 
-int train_evaluate(struct run *r, const struct train_step *s, int (*forward)(struct run *r, int64_t n))
+int train_evaluate(struct run *r, const struct train_step *s, train_forward *forward)
 {
     const struct train_options *o = r->o;
     if (!r->n_eval || !(s->stop || (o->eval_every && s->step % o->eval_every == 0)))

@@ -176,24 +176,27 @@ int train_load(struct run *r, int64_t *step)
     return 0;
 }
 
-/* Names the tensors of all of this rank's stages. */
-static int32_t name_weights(const struct run *r, struct zero_weight *map, char (*text)[MODEL_NAME_BYTES])
+/* Names the tensors of all of this rank's stages: the adapters, or all others. */
+static int32_t name_weights(const struct run *r, bool adapters, struct zero_weight *map,
+                            char (*text)[MODEL_NAME_BYTES])
 {
+    bool has_adapters = r->o->model.config.lora_rank;
     int32_t n = 0;
     for (int32_t k = 0; k < r->n_own; k++) {
         const struct train_stage *s = &r->stage[k];
-        int32_t before = n;
-        n += s->config.ops->names(map + n, text + n, r->number + s->first, s->n, &s->config);
-        for (int32_t i = before; i < n; i++)
+        int32_t n_names = s->config.ops->names(map + n, text, r->number + s->first, s->n, &s->config);
+        for (int32_t i = n, end = n + n_names; i < end; i++) {
             map[i].tensor += s->first;
+            if (adapters == (has_adapters && r->tensors[map[i].tensor].grad))
+                map[n++] = map[i];
+        }
+        text += n_names;
     }
     return n;
 }
 
-/* Exports or imports the weights under Hugging Face's names. */
-static int move_weights(struct run *r, bool export)
+int train_move_weights(struct run *r, const char *dir, bool export, bool adapters)
 {
-    const struct train_options *o = r->o;
     int32_t n = 0;
     for (int32_t k = 0; k < r->n_own; k++)
         n += r->stage[k].config.ops->n_names(&r->stage[k].config);
@@ -201,9 +204,10 @@ static int move_weights(struct run *r, bool export)
     char(*text)[MODEL_NAME_BYTES] = malloc((size_t)n * sizeof *text);
     int err = map && text ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for %d names", n);
     if (!err) {
-        n = name_weights(r, map, text);
-        err = take_libzero_error(export ? zero_export(r->z, o->export_to, map, n, o->export_max)
-                                        : zero_import(r->z, o->import_from, map, n));
+        n = name_weights(r, adapters, map, text);
+        err = take_libzero_error(export
+                                     ? zero_export(r->z, dir, map, n, adapters ? INT64_MAX : r->o->export_max)
+                                     : zero_import(r->z, dir, map, n));
     }
     free(map);
     free(text);
@@ -212,14 +216,21 @@ static int move_weights(struct run *r, bool export)
 
 int train_import(struct run *r)
 {
-    return r->o->import_from ? move_weights(r, /* export */ false) : 0;
+    const struct train_options *o = r->o;
+    if (o->import_from)
+        TRY(train_move_weights(r, o->import_from, /* export */ false, /* adapters */ false));
+    return o->adapter ? train_import_adapters(r, o->adapter) : 0;
 }
 
 int train_export(struct run *r)
 {
     const struct train_options *o = r->o;
-    if (!o->export_to)
-        return 0;
-    TRY(move_weights(r, /* export */ true));
-    return r->rank == 0 && o->model.dir ? hf_folder_copy(o->model.dir, o->export_to, o->dtype) : 0;
+    if (o->export_to && o->model.config.lora_rank)
+        TRY(train_export_adapters(r, o->export_to));
+    else if (o->export_to)
+        TRY(train_move_weights(r, o->export_to, /* export */ true, /* adapters */ false));
+    if (o->export_merged)
+        return train_export_merged(r, o->export_merged);
+    bool copies = o->export_to && o->model.dir && !o->model.config.lora_rank;
+    return r->rank == 0 && copies ? hf_folder_copy(o->model.dir, o->export_to, o->dtype) : 0;
 }

@@ -37,7 +37,7 @@ static struct pieces pieces_of(const struct model_config *whole)
     struct pieces p = {.n = 0};
     for (int32_t t = 0; t < n; t++) {
         p.first[number[t]] = p.n;
-        p.n += table[t].flags & ZERO_STACKED ? whole->layers : 1;
+        p.n += state_pieces(&table[t], 1);
     }
     return p;
 }
@@ -123,7 +123,7 @@ static int hash_stage(struct state_digest *all, bool *mine, bool hash, zero_ctx 
     for (int32_t t = 0; t < n_tensors && !err; t++) {
         bool stacked = tensors[t].flags & ZERO_STACKED;
         int64_t to = pieces->first[number[t]] + (stacked ? s->config.first_layer : 0);
-        for (int64_t i = 0; i < (stacked ? s->config.layers : 1); i++, at++, to++) {
+        for (int64_t i = 0; i < state_pieces(&tensors[t], 1); i++, at++, to++) {
             mine[to] = true;
             all[to] = here[at];
         }

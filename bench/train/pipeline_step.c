@@ -63,7 +63,7 @@ static int backward(struct run *r, const struct zero_action *a)
         model_layer_backward(m, l);
         TRY_ZERO(zero_end(r->z, first + l, phase));
     }
-    if (!s->config.no_embedding) {
+    if (!s->config.no_embedding && (head == embedding || !m->config.lora_rank)) {
         if (head != embedding)
             TRY_ZERO(zero_begin(r->z, embedding, phase));
         model_embed_backward(m);
@@ -113,8 +113,8 @@ int pipeline_train_step(struct run *r, struct train_step *s)
     return 0;
 }
 
-/* An evaluation has as many micro-batches as a step. Those beyond n have no rows. */
-int pipeline_evaluate(struct run *r, int64_t n)
+/* An evaluation has as many micro-batches as a step, also if n is less. */
+int pipeline_forward(struct run *r, int64_t n, train_rows *rows)
 {
     struct zero_action a;
     for (int64_t first = 0; first < n; first += r->accum) {
@@ -123,7 +123,7 @@ int pipeline_evaluate(struct run *r, int64_t n)
         while (a.micro_batch >= 0) {
             struct model *m = &r->model[a.pp_stage];
             model_turn_to(m, a.micro_batch % m->n_kept);
-            TRY(train_next_held_out(r, m, first + a.micro_batch));
+            TRY(rows(r, m, first + a.micro_batch));
             TRY(forward(r, &a));
             TRY_ZERO(zero_finish(r->z));
             TRY_ZERO(zero_next(r->z, &a));

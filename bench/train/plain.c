@@ -18,10 +18,10 @@ static void forward(struct model *m)
     model_head_forward(m);
 }
 
-int plain_evaluate(struct run *r, int64_t n)
+int plain_forward(struct run *r, int64_t n, train_rows *rows)
 {
     for (int64_t i = 0; i < n; i++) {
-        TRY(train_next_held_out(r, &r->model[0], i));
+        TRY(rows(r, &r->model[0], i));
         forward(&r->model[0]);
     }
     return r->model[0].err;

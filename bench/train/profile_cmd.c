@@ -87,8 +87,7 @@ enum { N_WARM_STEPS = 2 };
 /* Bytes per token that the parts between products must read and write. A layer's forward pass has two
  * layernorms, GELU and two residual copies; its backward pass has two layernorms with the residual's
  * gradient, GELU, and the gradients of four biases. With recompute it has the forward pass again, but for one
- * residual copy. The loss goes once over logits (fp32) and their
- * gradient. */
+ * residual copy. The loss goes once over logits (fp32) and their gradient. */
 static double compute_bytes(const struct profile_options *o)
 {
     const struct model_config *c = &o->train.model.config;

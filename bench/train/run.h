@@ -102,12 +102,19 @@ int train_open(struct run *r);
 int train_configure(struct run *r, struct zero_config *cfg);
 /* Takes over what ZERO_* variables have changed in the configuration, and opens what depends on it. */
 int train_after_wrap(struct run *r);
+/* Whether it trains. If not, it only reads weights, and exports or samples. */
+bool train_trains(const struct train_options *o);
 /* Whether the weights come from files instead of from the seed. */
 bool train_reads_weights(const struct train_options *o);
 /* The number of a tensor's first element in the whole model's tensor; above 0 for a later pipeline stage. */
 int64_t train_first_element(const struct run *r, int32_t tensor);
 /* Frees everything but the context. Returns the exit code of a run that returned err. */
 int train_close(struct run *r, int err);
+
+/* Sends the rows of micro-batch number i of a forward pass to m. */
+typedef int train_rows(struct run *r, struct model *m, int64_t i);
+/* Makes forward passes of this rank's first n micro-batches of these rows. */
+typedef int train_forward(struct run *r, int64_t n, train_rows *rows);
 
 /* ---- other ways to make a step ---- */
 
@@ -116,9 +123,7 @@ int plain_train_open(struct run *r);
 int plain_train_step(struct run *r, struct train_step *s);
 /* --pp: runs the actions that zero_next returns. */
 int pipeline_train_step(struct run *r, struct train_step *s);
-/* Forward passes of this rank's first n micro-batches of rows to evaluate. */
-int plain_evaluate(struct run *r, int64_t n);
-int pipeline_evaluate(struct run *r, int64_t n);
+train_forward plain_forward, pipeline_forward;
 /* Whether a backward pass may come in two parts. */
 bool pipeline_has_two_parts(const struct run *r);
 /* Opens the memory for the micro-batches that each pipeline stage keeps. */
@@ -127,13 +132,17 @@ int pipeline_keep(struct run *r);
 /* ---- data.c ---- */
 
 int train_load_data(struct run *r);
+/* Allocates r->whole. */
+int train_open_rows(struct run *r);
 /* Before a step with masks: counts the tokens of this rank's micro-batches that count in the loss, and tells
  * the models their weight. *none: no rank has any, so there is nothing to learn from. */
 int train_count_tokens(struct run *r, bool *none);
 /* Chooses the rows of this rank's micro-batch number `micro_batch` of the next step, and sends it to m. */
 int train_next_rows(struct run *r, struct model *m, int64_t micro_batch);
-/* The same for micro-batch number i of the rows to evaluate. What is beyond them is left out of the loss. */
-int train_next_held_out(struct run *r, struct model *m, int64_t i);
+/* The same for the rows to evaluate. What is beyond them is left out of the loss. */
+train_rows train_next_held_out;
+/* Sends r->whole as it is, whatever the micro-batch. */
+train_rows train_next_whole;
 /* Bytes of text, or tokens of files. A checkpoint contains it. */
 int64_t train_data_size(const struct run *r);
 
@@ -145,14 +154,31 @@ int train_save_best(struct run *r);
 int train_save(struct run *r, int64_t steps_done, bool stop);
 /* Goes on from --load's checkpoint, which was saved after *step steps. */
 int train_load(struct run *r, int64_t *step);
-/* Read and write weights alone, if --import or --export names a folder. */
+/* Read and write weights alone, if options name folders. */
 int train_import(struct run *r);
 int train_export(struct run *r);
+/* Exports or imports weights under Hugging Face's names: the adapters, or all others. dir is as in
+ * zero_export and zero_import. */
+int train_move_weights(struct run *r, const char *dir, bool export, bool adapters);
+
+/* ---- adapters.c ---- */
+
+/* Reads the adapters' weights from a folder of PEFT, and writes such a folder. */
+int train_import_adapters(struct run *r, const char *dir);
+int train_export_adapters(struct run *r, const char *dir);
+/* Adds the adapters to the matrices, one layer's matrix at a time, and exports these. The adapters stay, so
+ * the model must not be used any more. */
+int train_export_merged(struct run *r, const char *dir);
 
 /* ---- evaluate.c ---- */
 
 /* After a step: evaluates by forward passes, if it is due, and prints the loss. */
-int train_evaluate(struct run *r, const struct train_step *s, int (*forward)(struct run *r, int64_t n));
+int train_evaluate(struct run *r, const struct train_step *s, train_forward *forward);
+
+/* ---- bench/sample/generate.c ---- */
+
+/* Generates and prints text, as o->sample says. */
+int sample_generate(struct run *r, train_forward *forward);
 
 /* ---- summary.c ---- */
 

@@ -10,6 +10,13 @@
 
 /* The libzero warning that zero-bench tune, which times the steps, has already seen in its plan. */
 static const char *hidden_when_timed[] = {"stage 3 shards nothing", NULL};
+/* Those that are only of use to a run that trains. */
+static const char *hidden_when_sampled[] = {"stage 3 shards nothing", "were trained and are frozen now",
+                                            "with fewer micro-batches than stages", NULL};
+
+/* With adapters b is 0 in the first step, and so are the gradients of all a. */
+static const char *hidden_with_adapters[] = {"in the first step no gradient was written to",
+                                             "with ZERO_TP_PARTIAL each must", NULL};
 
 static void log_line(void *arg, const char *line)
 {
@@ -83,6 +90,8 @@ static void describe_stage(struct run *r, int32_t k, int32_t first_unit)
     for (int32_t t = 0; t < s->n; t++) {
         own[t].unit += first_unit;
         own[t].pp_stage = k;
+        if (r->o->sample)
+            own[t].grad = NULL; /* frozen, so it has no optimizer state either */
     }
     r->n_tensors += s->n;
 }
@@ -107,7 +116,7 @@ int train_open(struct run *r)
 {
     const struct train_options *o = r->o;
     r->bad_input = true;
-    if (!o->only_exports)
+    if (train_trains(o))
         TRY(train_load_data(r));
     r->bad_input = o->device == ZERO_DEVICE_CUDA; /* The option is wrong if there is no GPU. */
     TRY(compute_open(&r->compute, o->device == ZERO_DEVICE_CUDA, (int)o->gpu, (int)o->threads));
@@ -120,9 +129,14 @@ int train_open(struct run *r)
     return open_stages(r);
 }
 
+bool train_trains(const struct train_options *o)
+{
+    return !o->only_exports && !o->sample;
+}
+
 bool train_reads_weights(const struct train_options *o)
 {
-    return o->import_from || o->only_exports;
+    return o->import_from || !train_trains(o);
 }
 
 int64_t train_first_element(const struct run *r, int32_t tensor)
@@ -139,9 +153,12 @@ static void configure_log(struct run *r, struct zero_config *cfg)
     if (r->o->log) {
         cfg->debug.log = log_line;
         cfg->debug.log_arg = r;
-    } else if (r->o->step_ms) {
+    } else if (r->o->step_ms || r->o->sample) {
         cfg->debug.log = report_warning;
-        cfg->debug.log_arg = hidden_when_timed;
+        cfg->debug.log_arg = r->o->sample ? hidden_when_sampled : hidden_when_timed;
+    } else if (r->o->model.config.lora_rank) {
+        cfg->debug.log = report_warning;
+        cfg->debug.log_arg = hidden_with_adapters;
     }
 }
 
@@ -173,6 +190,8 @@ int train_configure(struct run *r, struct zero_config *cfg)
     TRY(ZR_ALLOC(r->order, train_n_calls(r->stage, r->n_own), "the order of calls"));
     cfg->memory.order = r->order;
     cfg->memory.n_order = train_stages_order(r->order, r->stage, r->n_own);
+    while (o->sample && r->order[cfg->memory.n_order - 1].phase != ZERO_FORWARD)
+        cfg->memory.n_order--; /* there are no backward passes */
     return 0;
 }
 

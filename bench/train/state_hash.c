@@ -41,11 +41,16 @@ static int64_t n_layers(const struct zero_tensor *t)
     return t->flags & ZERO_STACKED ? t->shape[0] : 1;
 }
 
+static int64_t n_pieces(const struct zero_tensor *t)
+{
+    return t->grad ? n_layers(t) : 0;
+}
+
 int64_t state_pieces(const struct zero_tensor *tensors, int32_t n_tensors)
 {
     int64_t n = 0;
     for (int32_t t = 0; t < n_tensors; t++)
-        n += n_layers(&tensors[t]);
+        n += n_pieces(&tensors[t]);
     return n;
 }
 
@@ -79,8 +84,8 @@ int state_digests(struct state_digest *out, bool hash, const struct zero_tensor 
     if (hash)
         ZR_TRY(ZR_ALLOC(buffer, BUFFER_ELEMS, "a part of the state"));
     for (int32_t t = 0; t < n_tensors; t++) {
-        int64_t layers = n_layers(&tensors[t]), n = tensor_elements(&tensors[t]) / layers;
-        for (int64_t i = 0; i < layers && !err; i++)
+        int64_t n = tensor_elements(&tensors[t]) / n_layers(&tensors[t]);
+        for (int64_t i = 0; i < n_pieces(&tensors[t]) && !err; i++)
             err = digest_piece(out++, buffer, t, i * n, n, n_values, read, from);
     }
     free(buffer);

@@ -17,7 +17,8 @@ struct state_digest {
     uint8_t byte[32];
 };
 
-/* The number of pieces of a table. A tensor is one piece; a stacked tensor has one for each layer. */
+/* The number of pieces of a table. A tensor is one piece; a stacked tensor has one for each layer; a frozen
+ * one has none, because nothing changes it. */
 int64_t state_pieces(const struct zero_tensor *tensors, int32_t n_tensors);
 
 /* The SHA-256 of each piece, in the table's order: of its master weights and then of each of n_states

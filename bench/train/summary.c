@@ -278,6 +278,9 @@ void train_introduce(const struct run *r)
     how_it_runs(r, how);
     report_text(&r->report, "%s: %.2f million parameters, %s, %s; ", r->o->model.name,
                 (double)model_n_params(&r->o->model.config) * 1e-6, MODEL_DTYPE_NAME, how);
+    if (r->o->model.config.lora_rank)
+        report_text(&r->report, "adapters of rank %lld are trained; ",
+                    (long long)r->o->model.config.lora_rank);
     if (r->tokens.n_files)
         report_text(&r->report, "%lld tokens in %d files, %lld rows", (long long)r->tokens.n_tokens,
                     r->tokens.n_files, (long long)r->n_rows);

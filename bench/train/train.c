@@ -18,10 +18,14 @@
 /* ---- wrapping ---- */
 
 /* The first values of elements [first, first + n) of a tensor. No rank holds the whole model: libzero asks
- * each rank for what it owns. */
+ * each rank for what it owns. If the weights come from files, only adapters are drawn. */
 static int draw_weights(void *arg, int32_t tensor, int64_t first, int64_t n, void *dst)
 {
     const struct run *r = arg;
+    if (train_reads_weights(r->o) && !r->tensors[tensor].grad) {
+        memset(dst, 0, (size_t)n * sizeof(real));
+        return 0;
+    }
     model_draw(&r->o->model.config, r->o->seed, r->number[tensor], train_first_element(r, tensor) + first, n,
                dst);
     return 0;
@@ -31,7 +35,7 @@ static int wrap(struct run *r)
 {
     struct zero_config cfg = ZERO_CONFIG_INIT;
     TRY(train_configure(r, &cfg));
-    if (train_reads_weights(r->o)) {
+    if (train_reads_weights(r->o) && !r->o->model.config.lora_rank) {
         cfg.init_from = ZERO_INIT_LATER;
     } else {
         cfg.init_from = ZERO_INIT_CALL;
@@ -62,7 +66,7 @@ static int forward(struct run *r, struct model *m)
 }
 
 /* If head and embedding have the same weights, they are one unit, which stays open from one to the other:
- * both add to one gradient. */
+ * both add to one gradient. A frozen embedding has none, and no part in backward. */
 static int backward(struct run *r, struct model *m)
 {
     const struct model_units u = r->stage[0].units;
@@ -76,6 +80,8 @@ static int backward(struct run *r, struct model *m)
         model_layer_backward(m, l);
         TRY_ZERO(zero_end(r->z, u.first_layer + l, ZERO_BACKWARD));
     }
+    if (!tied && m->config.lora_rank)
+        return m->err;
     if (!tied)
         TRY_ZERO(zero_begin(r->z, u.embedding, ZERO_BACKWARD));
     model_embed_backward(m);
@@ -85,10 +91,10 @@ static int backward(struct run *r, struct model *m)
 
 /* ---- training ---- */
 
-static int evaluate(struct run *r, int64_t n)
+static int forward_only(struct run *r, int64_t n, train_rows *rows)
 {
     for (int64_t i = 0; i < n; i++) {
-        TRY(train_next_held_out(r, &r->model[0], i));
+        TRY(rows(r, &r->model[0], i));
         TRY(forward(r, &r->model[0]));
     }
     return 0;
@@ -108,15 +114,12 @@ static int train_step(struct run *r, struct train_step *s)
 }
 
 /* Makes the steps that the loaded checkpoint, if there is one, has not made. */
-static int train_loop(struct run *r)
+static int train_loop(struct run *r, train_forward *pass)
 {
     const struct train_options *o = r->o;
     int (*make_step)(struct run *, struct train_step *) = o->plain             ? plain_train_step
                                                           : r->at.n_stages > 1 ? pipeline_train_step
                                                                                : train_step;
-    int (*forward_only)(struct run *, int64_t) = o->plain             ? plain_evaluate
-                                                 : r->at.n_stages > 1 ? pipeline_evaluate
-                                                                      : evaluate;
     struct train_step s = {.loss = NAN};
     r->start_ns = report_now_ns();
     if (o->load)
@@ -130,7 +133,7 @@ static int train_loop(struct run *r)
         s.step++;
         s.stop = s.stop || s.step == o->steps;
         TRY(train_report_step(r, &s));
-        TRY(train_evaluate(r, &s, forward_only));
+        TRY(train_evaluate(r, &s, pass));
         TRY(train_save(r, s.step, s.stop));
     }
     if (r->z)
@@ -140,15 +143,19 @@ static int train_loop(struct run *r)
 
 static int train(struct run *r)
 {
+    const struct train_options *o = r->o;
     TRY(train_open(r));
-    TRY(r->o->plain ? plain_train_open(r) : wrap(r));
-    if (r->o->only_exports) {
-        TRY_ZERO(zero_load(r->z, r->o->load));
-        return train_export(r);
+    TRY(o->plain ? plain_train_open(r) : wrap(r));
+    train_forward *pass = o->plain ? plain_forward : r->at.n_stages > 1 ? pipeline_forward : forward_only;
+    if (!train_trains(o)) {
+        if (o->load)
+            TRY_ZERO(zero_load(r->z, o->load));
+        TRY(train_import(r));
+        return o->sample ? sample_generate(r, pass) : train_export(r);
     }
     train_introduce(r);
     TRY(train_import(r));
-    TRY(train_loop(r));
+    TRY(train_loop(r, pass));
     return train_export(r); /* after the report, so that its traffic is not counted as the training's */
 }
 
@@ -165,7 +172,7 @@ int train_run(const struct train_options *o)
                     .report = {.json = o->json}};
     int err = train(&r);
     if (err)
-        fprintf(stderr, "zero-bench train: %s\n", error_text());
+        fprintf(stderr, "zero-bench %s: %s\n", o->sample ? "sample" : "train", error_text());
     zero_unwrap(&r.z);
     return train_close(&r, err);
 }

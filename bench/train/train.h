@@ -10,6 +10,8 @@
 
 #include <stdbool.h>
 
+struct sample_options;
+
 #define TRAIN_MAX_STEP_MS   64 /* as many values as zero_mean takes */
 #define TRAIN_DOCUMENTS_END (-1)
 
@@ -99,12 +101,18 @@ struct train_options {
     /* steps between two checkpoints (0: one at the end), and how many are kept (0: all) */
     int64_t save_every, keep;
     bool save_async;
-    /* folder with the first weights, as zero-bench export writes them; NULL: drawn from seed */
+    /* folder with the first weights, as zero-bench export writes them; NULL: drawn from seed. Adapters are
+     * always drawn */
     const char *import_from;
     /* folder for the weights, written at the end; with only_exports, those of the loaded checkpoint,
      * without training. NULL: none */
     const char *export_to;
     bool only_exports;
+    /* what to generate from the weights, without training (bench/sample/sample.h); NULL: nothing */
+    const struct sample_options *sample;
+    /* with adapters: folder for the model's weights with the adapters added; and the folder of PEFT whose
+     * adapters are where training begins. NULL: none */
+    const char *export_merged, *adapter;
     /* most bytes of an exported file; 0: the default */
     int64_t export_max;
 

@@ -5,6 +5,7 @@
 #include "bench/compute.h"
 #include "bench/llama/hf_config.h"
 #include "bench/llama/hf_folder.h"
+#include "bench/llama/lora_config.h"
 #include "bench/report/plot.h"
 #include "bench/schedule/pipeline_stages.h"
 #include "bench/train/text_tokens.h"
@@ -99,7 +100,9 @@ static error_t finish_rate(struct argp_state *state, struct train_options *o)
 static error_t finish_folder(struct argp_state *state, struct train_options *o)
 {
     const struct model_config *c = &o->model.config;
-    if (o->export_to && c->layers != c->hf->layers)
+    if (o->adapter && lora_config_read(&o->model.config, o->adapter))
+        return option_fault(state, "--adapter: %s", zr_error_text());
+    if ((o->export_to || o->export_merged) && c->layers != c->hf->layers)
         return option_fault(state, "--layers: with --export it must be the %lld of the folder's config.json",
                             (long long)c->hf->layers);
     if (!o->import_from && !o->plain && hf_folder_has_weights(o->model.dir))
@@ -122,12 +125,17 @@ static error_t finish(struct argp_state *state, void *options)
     err = err ? err : finish_rate(state, o);
     if (!err && o->model.dir)
         err = finish_folder(state, o);
+    if (!err && (o->adapter || o->export_merged) && !o->model.config.lora_rank)
+        err = option_fault(state, "--%s: needs %s", o->adapter ? "adapter" : "export-merged",
+                           o->adapter ? "the folder of a model as --model" : "--lora or --adapter");
     if (err)
         return err;
     if (!o->save && (o->save_every || o->keep || o->save_async || o->keep_best ||
                      (o->load && !strcmp(o->load, "latest"))))
         return option_fault(
             state, "--save: is needed by --save-every, --save-async, --keep, --keep-best and --load latest");
+    if (o->plain && o->model.config.lora_rank)
+        return option_fault(state, "--lora: not with --plain");
     if (o->plain && (o->save || o->load || o->import_from || o->export_to))
         return option_fault(state, "--plain: saves, loads, imports and exports nothing");
     const struct model_config *c = &o->model.config;
@@ -218,6 +226,7 @@ static const struct option_row rows[] = {
      OPTION_DOUBLE(model.own.label_smoothing, 0, 0.999999)},
     {"clip", "X", "Largest gradient norm, 0 for none (1)", OPTION_DOUBLE(clip, 0, 1e30)},
     {"seed", "N", "Of the weights and of the choice of text (1)", OPTION_INT(seed, 0, INT64_MAX)},
+    LORA_ROWS(model.),
     {.help = "Sharding:"},
     {"plain", NULL, "The same model without libzero, on one rank", OPTION_FLAG(plain)},
     {"stage", "0..3", "What is sharded: nothing, optimizer state, gradients too, parameters too (0)",
@@ -275,8 +284,18 @@ static const struct option_row rows[] = {
     {"import", "DIR",
      "Begin with these weights, under Hugging Face's names (those of the folder that --model names)",
      OPTION_TEXT(import_from)},
-    {"export", "DIR", "At the end, write the weights alone, as zero-bench export does of a checkpoint",
+    {"export", "DIR",
+     "At the end, write the weights alone, as zero-bench export does of a checkpoint; with --lora the "
+     "adapters, "
+     "as the PEFT library does",
      OPTION_TEXT(export_to)},
+    {"adapter", "DIR",
+     "Begin with the adapters in this folder of PEFT, which says what --lora, --lora-alpha and "
+     "--lora-targets "
+     "say",
+     OPTION_TEXT(adapter)},
+    {"export-merged", "DIR", "With adapters: at the end, write the model's weights with the adapters added",
+     OPTION_TEXT(export_merged)},
     {.help = "Running:"},
     {"device", "host|cuda", "Where the model computes (host)", OPTION_WORD(device, option_devices)},
     {"gpu", "N", "Which GPU (the rank's number on this host)", OPTION_INT(gpu, 0, 1000)},

@@ -9,7 +9,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from bench_program import CATEGORIES, OPTIMIZERS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
 PAGE = 4096
-SUBCOMMANDS = ['train', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'kernels', 'profile', 'comm', 'scale', 'pipeline', 'verify']
+SUBCOMMANDS = ['train', 'sample', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'kernels', 'profile', 'comm', 'scale', 'pipeline', 'verify']
 
 
 class Refused(unittest.TestCase):
@@ -58,7 +58,7 @@ class Refused(unittest.TestCase):
                 ('export', '--max-file=0', f"--max-file: '0' {size} 1 (K, M, G, T may follow)"),
                 ('export', '--dtype=f16', "--dtype: 'f16' is not f32 or bf16"), ('kernels', '--device=tpu', "--device: 'tpu' is not host or cuda"),
                 ('train', '--deterministic=1', "--deterministic: '1' is not on or off"),
-                ('plan', '--model=gpt3', "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B"),
+                ('plan', '--model=gpt3', "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B, nor a folder"),
                 ('plan', '--optimizer=adagrad', f"--optimizer: 'adagrad' is not {', '.join(OPTIMIZERS[:-1])} or {OPTIMIZERS[-1]}"),
                 ('kernels', '--gemm=1,2', "--gemm: '1,2' is not three numbers from 1 to 1000000, as in 8192,8192,8192"),
                 ('kernels', '--attention=1,2,3,x', "--attention: '1,2,3,x' is not four numbers from 1 to 1000000, as in 8,1024,12,64"),

@@ -12,7 +12,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import KINDS, TEXT, TINY, ZERO_BENCH, bench, lines, train, write_folders  # noqa: E402
+from bench_program import KINDS, TEXT, TINY, ZERO_BENCH, ZERO_RUN, bench, lines, run, train, write_folders  # noqa: E402
 
 GPU = ['--device=cuda', *TINY, '--steps=4']
 STAND_IN = ZERO_BENCH.endswith('stand-in')
@@ -212,6 +212,23 @@ class Masks(unittest.TestCase):
                 at = args.index('--mask')
                 for a, b in zip(host[2:], train(n, *args[:at], *args[at + 2:])[0][2:]):
                     self.assertGreater(abs(a['loss'] - b['loss']), 0.1, how)
+
+
+class Samples(unittest.TestCase):
+    @needs_gpus(4)
+    def test_as_on_the_host(self):
+        """A text that a model has learned by heart, on every mesh."""
+        with tempfile.TemporaryDirectory() as folder:
+            text, saved = os.path.join(folder, 'text'), os.path.join(folder, 'saved')
+            with open(text, 'w', encoding='ascii') as f:
+                f.write('the cat sat on the mat; ' * 100)
+            model = ['--layers=3', '--heads=2', '--channels=32', '--context=32']
+            train(1, f"--device={'host' if STAND_IN else 'cuda'}", *model, '--data', text, '--batch=8', '--steps=150', '--lr=0.01', '--save', saved)
+            sample = ['sample', *model, f'--load={saved}', '--prompt=the c', '--tokens=40', '--temperature=0']
+            for n, *how in (1,), (2, '--stage=3'), (2, '--tp=2'), (2, '--pp=2'), (4, '--tp=2', '--pp=2'):
+                start = {'STAND_IN_RANKS': str(n)} if STAND_IN else {}
+                done = run([*([] if STAND_IN else [ZERO_RUN, '-n', str(n), '--raw']), ZERO_BENCH, *sample, '--device=cuda', *how], env=start)
+                self.assertEqual((done.returncode, done.stdout), (0, ('the cat sat on the mat; ' * 2)[:45] + '\n'), done.stderr)
 
 
 class Memory(unittest.TestCase):

@@ -47,7 +47,7 @@ PARTS = [(1, []), (2, ['--tp=2']), (4, ['--tp=4']), (2, ['--tp=2', '--sequence-p
 
 def others():
     """Returns (ranks, options) of meshes that have the bits of one rank at stage 0 for MICRO micro-batches in a step."""
-    alone = [(1, [stage]) for stage in ('--stage=1', '--stage=2', '--stage=3')] + [(1, ['--stage=3', '--budget=64K'])]
+    alone = [(1, [stage]) for stage in ('--stage=1', '--stage=2', '--stage=3')] + [(1, ['--stage=3', '--budget=192K'])]
     pipelines = [(2, ['--pp=2', schedule, stage]) for schedule in ('--schedule=1f1b', '--schedule=gpipe', '--schedule=zero-bubble')
                  for stage in ('--stage=0', '--stage=1', '--stage=3')]
     pipelines += [(2, ['--pp=2', '--schedule=interleaved', '--stages-per-rank=2', '--stage=2']), (4, ['--pp=4', '--schedule=zero-bubble'])]
@@ -199,7 +199,7 @@ class Refused(unittest.TestCase):
         for args, text in [(['--model', llama, '--vocab=300'], '--vocab: is of the folder of --model'), (['--model', llama, '--heads=4'], '--heads: is of'),
                            (['--model', llama, '--context=65'], '--context: the model of ' + llama + ' has 64 at most'),
                            (['--model', llama, '--layers=5'], '--layers: the model of ' + llama + ' has 4 at most'),
-                           (['--model', FOLDERS], FOLDERS + '/config.json: cannot be opened'), (['--model=gpt3'], "--model: 'gpt3' is no folder, and not gpt2-nano"),
+                           (['--model', FOLDERS], FOLDERS + '/config.json: cannot be opened'), (['--model=gpt3'], "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B, nor a folder"),
                            (['--model', llama, '--tp=8'], '--tp: 8 parts do not divide the 4 heads of keys')]:
             for command in ('train', 'plan', 'memory'):
                 if command == 'plan' and '--tp=8' in args:

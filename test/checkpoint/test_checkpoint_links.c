@@ -215,6 +215,17 @@ static void weights_may_be_links_to_files(void **state)
     expect(import, "cache", "cache/model.safetensors.index.json", "it is a FIFO, a socket or a device");
 }
 
+static void one_file_of_weights_may_be_named(void **state)
+{
+    expect(export, "weights", NULL, NULL);
+    run("mkdir other && mv weights/model.safetensors other/adapter.safetensors && echo {} > "
+        "other/model.safetensors");
+    expect(import, "other/adapter.safetensors", NULL, NULL);
+    expect(import, "other/none.safetensors", "other/none.safetensors", "no such file");
+    expect(import, "none/adapter.safetensors", "none/adapter.safetensors", "no such file");
+    expect(import, "other/model.safetensors", "other/model.safetensors", "");
+}
+
 /* A link without a target is reported differently from a link that libzero does not follow. */
 static void links_that_lead_nowhere_are_named(void **state)
 {
@@ -258,7 +269,7 @@ int main(void)
         TEST(what_links_lead_to_stays),          TEST(a_link_to_the_folder_is_followed),
         TEST(linked_files_are_refused),          TEST(fifos_are_refused),
         TEST(so_they_are_for_rank_data),         TEST(weights_may_be_links_to_files),
-        TEST(links_that_lead_nowhere_are_named),
+        TEST(links_that_lead_nowhere_are_named), TEST(one_file_of_weights_may_be_named),
     };
     return cmocka_run_group_tests(tests, NULL, toy_remove_folders);
 }

@@ -148,8 +148,9 @@ class Demonstration(unittest.TestCase):
     def test_demonstration(self):
         done = self.run_script('bench/run.sh', '5', MISSING='gnuplot-nox')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
-        self.assertRegex(done.stdout, r'(?s)^installing .*its text is the C headers of this machine.*zero-run .* --seconds 5 --plot build/loss.svg\n'
-                                      r'.*zero-bench memory .* --plot build/memory.svg\n.*Where to go next')
+        self.assertRegex(done.stdout, r'(?s)^installing .*its text is the C headers of this machine.*zero-run .* --export build/gpt2-nano --seconds 5 --plot build/loss.svg\n'
+                                      r'.*zero-bench memory .* --plot build/memory.svg\n.*Where to go next'
+                                      r'.*zero-bench sample .* --import build/gpt2-nano .*\n$')
         for name in re.findall(r'^  (?:sh )?(\S+\.(?:sh|md))\b', done.stdout, re.MULTILINE):
             self.assertTrue(os.path.exists(os.path.join(ROOT, name)), name)
 

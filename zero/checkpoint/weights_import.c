@@ -20,6 +20,9 @@ struct source {
 struct sources {
     struct source *list;
     int32_t n;
+    /* The only file, if the program has named one, and its folder. NULL: the program has named a folder. */
+    const char *single;
+    char folder[ZR_PATH_BYTES];
     /* Id of the export that these files belong to, and the first file that has it. "": no file has an id
      * yet. */
     char export_id[ZR_EXPORT_ID_BYTES], id_from[256];
@@ -75,6 +78,23 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
     ZR_TRY(zr_file_size(fs, f->fd, f->path, &bytes));
     ZR_TRY(zr_st_read(fs, f->fd, f->path, bytes, &f->st));
     return check_export(ws, s, name, f->st.export_id);
+}
+
+/* If the program has named a file instead of a folder, ws->dir becomes its folder. */
+static int take_file(struct zr_weights *ws, struct sources *s)
+{
+    static const char end[] = ".safetensors";
+    const char *slash = strrchr(ws->dir, '/');
+    size_t n = strlen(ws->dir), k = sizeof end - 1,
+           n_folder = slash && slash > ws->dir ? (size_t)(slash - ws->dir) : 1;
+    if (n < k || strcmp(ws->dir + n - k, end) != 0)
+        return 0;
+    if (n_folder >= ZR_PATH_BYTES)
+        return zr_fail(ZERO_ERR_ARG, "%.100s...: the path is too long", ws->dir);
+    snprintf(s->folder, sizeof s->folder, "%.*s", (int)n_folder, slash ? ws->dir : ".");
+    s->single = slash ? slash + 1 : ws->dir;
+    ws->dir = s->folder;
+    return 0;
 }
 
 /* Whether the folder has all weights in the file ZR_WEIGHTS_SINGLE. */
@@ -189,15 +209,18 @@ static int check_weight(const struct zr_weights *ws, const struct sources *s, co
 /* Opens the files, and finds the entry of each weight. */
 static int find_weights(struct zr_weights *ws, struct sources *s)
 {
-    json_t *index;
-    ZR_TRY(read_index(ws, s, &index));
+    json_t *index = NULL;
+    ZR_TRY(take_file(ws, s));
+    if (!s->single)
+        ZR_TRY(read_index(ws, s, &index));
     struct zr_weight **sorted;
     int err = ZR_ALLOC(sorted, ws->n, "%d weights", ws->n);
     for (int32_t i = 0; !err && i < ws->n; i++) {
         struct zr_weight *w = sorted[i] = &ws->list[i];
         const char *name =
-            index ? json_string_value(json_object_get(json_object_get(index, "weight_map"), w->name))
-                  : ZR_WEIGHTS_SINGLE;
+            index       ? json_string_value(json_object_get(json_object_get(index, "weight_map"), w->name))
+            : s->single ? s->single
+                        : ZR_WEIGHTS_SINGLE;
         w->entry = -1;
         err = name
                   ? open_source(ws, s, name, &w->file)
@@ -209,7 +232,7 @@ static int find_weights(struct zr_weights *ws, struct sources *s)
         match(ws, sorted, &s->list[f], f);
     for (int32_t i = 0; !err && i < ws->n; i++)
         err = check_weight(ws, s, &ws->list[i]);
-    if (!err && !index)
+    if (!err && !index && !s->single)
         report_other_export(ws, s);
     free(sorted);
     json_decref(index);

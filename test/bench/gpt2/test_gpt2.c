@@ -216,6 +216,67 @@ static void check_loss(void **state)
     }
 }
 
+/* Minus the log of the probability of id at a position, by the definition. */
+static double exact_surprise(struct fixture *f, const int32_t *row, int64_t position, int32_t id)
+{
+    const int64_t T = f->m.config.context;
+    for (int64_t t = 0; t < T; t++)
+        f->targets[t] = t == position ? id : MODEL_LEFT_OUT;
+    return reference_loss(&f->m.config, f->exact, row, f->targets, 1) * (double)T;
+}
+
+/* The logits of a row's last token are those of the definition, up to the same constant for all ids, whatever
+ * follows it in the row. Returns the likeliest id. */
+static int32_t check_logits_after(struct fixture *f, const int32_t *row, int64_t n)
+{
+    const int64_t V = f->m.config.vocab;
+    float *logits = malloc((size_t)V * sizeof *logits);
+    double all = 0, lowest = INFINITY;
+    int32_t best = 0, exact_best = 0;
+    pass_forward(&f->m, row, f->targets);
+    assert_int_equal(f->m.err, 0);
+    assert_int_equal(model_take_logits(&f->m, n - 1, logits), 0);
+    for (int32_t v = 0; v < V; v++) {
+        all += exp((double)logits[v]);
+        best = logits[v] > logits[best] ? v : best;
+    }
+    for (int32_t v = 0; v < V; v++) {
+        double exact = exact_surprise(f, row, n - 1, v), got = log(all) - (double)logits[v];
+        exact_best = exact < lowest ? v : exact_best;
+        lowest = fmin(exact, lowest);
+        if (!(fabs(got - exact) <= 5 * LOSS_TOLERANCE * exact))
+            fail_msg("after %lld tokens, id %d: %.9g, not %.9g", (long long)n, v, got, exact);
+    }
+    if (best != exact_best && !(exact_surprise(f, row, n - 1, best) <= lowest * (1 + 10 * LOSS_TOLERANCE)))
+        fail_msg("after %lld tokens: id %d, not %d", (long long)n, best, exact_best);
+    free(logits);
+    return best;
+}
+
+/* A text that grows by its likeliest token, until the row is full. No loss is computed. */
+static void check_logits(void **state)
+{
+    struct fixture f;
+    int32_t row[9];
+    double loss;
+    open_fixture(&f, &shapes[0], 1);
+    poison(&f);
+    f.m.only_logits = true;
+    for (int64_t n = 2; n <= 9; n++) {
+        for (int64_t t = n; t < 9; t++)
+            row[t] = (int32_t)(uniform() * 37);
+        if (n == 2)
+            memcpy(row, f.tokens, 2 * sizeof *row);
+        int32_t next = check_logits_after(&f, row, n);
+        if (n < 9)
+            row[n] = next;
+    }
+    assert_int_equal(model_send_loss(&f.m), 0);
+    assert_int_equal(model_take_loss(&f.m, &loss), 0);
+    assert_true(loss == 0.0);
+    close_fixture(&f);
+}
+
 /* Returns memory of c's device with a copy of x, or poisoned without one. */
 static void *send(struct compute *c, const void *x, int64_t bytes)
 {
@@ -601,8 +662,8 @@ static void same_gradients(struct fixture *f, struct fixture *g)
     close_fixture(g);
 }
 
-/* Recomputation gives the bits of a run without it, for two micro-batches whose passes mix, and with a backward
- * pass in two parts. It takes less memory. */
+/* Recomputation gives the bits of a run without it, for two micro-batches whose passes mix, and with a
+ * backward pass in two parts. It takes less memory. */
 static void check_recompute(void **state)
 {
     for (size_t s = 0; s < 2 * sizeof shapes / sizeof shapes[0]; s++) {
@@ -1137,11 +1198,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(check_loss_of_parts), cmocka_unit_test(check_nan_of_parts),
         cmocka_unit_test(check_parts),         cmocka_unit_test(check_loss),
-        cmocka_unit_test(check_gradients),     cmocka_unit_test(check_adds),
-        cmocka_unit_test(check_stores),        cmocka_unit_test(check_two_parts),
-        cmocka_unit_test(check_recompute),     cmocka_unit_test(check_failures),
-        cmocka_unit_test(check_no_memory),     cmocka_unit_test(check_repeats),
-        cmocka_unit_test(check_nan),           cmocka_unit_test(check_draw),
+        cmocka_unit_test(check_logits),        cmocka_unit_test(check_gradients),
+        cmocka_unit_test(check_adds),          cmocka_unit_test(check_stores),
+        cmocka_unit_test(check_two_parts),     cmocka_unit_test(check_recompute),
+        cmocka_unit_test(check_failures),      cmocka_unit_test(check_no_memory),
+        cmocka_unit_test(check_repeats),       cmocka_unit_test(check_nan),
+        cmocka_unit_test(check_draw),
 #ifdef MODEL_TEST_STAND_IN
         cmocka_unit_test(check_epilogues),
 #endif

@@ -586,7 +586,7 @@ static void check_written(struct member *r, const struct model_block *block, con
                           int64_t rounding, const char *what)
 {
     char *here = malloc((size_t)block->bytes);
-    int64_t from = (const char *)first - (const char *)block->p, to = from + bytes;
+    int64_t from = first ? (const char *)first - (const char *)block->p : 0, to = from + bytes;
     die_if_failed(r, move(r, here, block->p, block->bytes));
     check(r, is_poison(here, here + from) && is_poison(here + to, here + block->bytes), what);
     check(r, rounding < 0 || !bytes || !is_poison(here + to - rounding, here + to), what);
@@ -831,15 +831,15 @@ static void test_wide_buffers(void **state)
         int64_t head_size, hidden, wide, bias;
     } cases[] = {{0, 0, 96, 4 * 96}, {4, 0, 96, 4 * 96}, {12, 0, 144, 3 * 144}, {0, 500, 96, 500}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct model_config c = whole_model;
+        struct model_config c = with_cp(whole_model, 2, MODEL_CP_GATHER, MODEL_CP_ZIGZAG);
         struct compute compute;
         struct model m;
         c.head_size = cases[i].head_size;
         c.hidden = cases[i].hidden;
         assert_int_equal(compute_open(&compute, CUDA, 0, 1), 0);
         assert_int_equal(model_open(&m, &c, B, &compute), 0);
-        assert_true(m.acts.dbias - m.acts.dbtc >= B * c.context * cases[i].wide);
-        assert_true(m.acts.all - m.acts.dbias >= cases[i].bias);
+        assert_true(m.acts.dbias - m.acts.dbtc >= model_own_tokens(&m) * cases[i].wide);
+        assert_true(m.acts.shared - m.acts.dbias >= cases[i].bias);
         assert_true(m.stats.shared - m.stats.scratch >= cases[i].bias); /* on the host, one row of a bias */
         model_close(&m);
         compute_close(&compute);

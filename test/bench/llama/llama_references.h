@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llama_references.h: reads a folder in references/: a small model, and what transformers computes for it. make_references.py
- * says how each value was made. Failures fail the test, so these functions are for its main thread. */
+/* llama_references.h: reads a folder in references/: a small model, and what transformers computes for it.
+ * make_references.py says how each value was made. Failures fail the test, so these functions are for its
+ * main thread. */
 #ifndef ZR_TEST_BENCH_LLAMA_REFERENCES_H
 #define ZR_TEST_BENCH_LLAMA_REFERENCES_H
 

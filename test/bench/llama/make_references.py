@@ -5,6 +5,9 @@
     make_references.py OUT            writes OUT/llama, OUT/mistral, OUT/qwen2 and OUT/qwen3
     make_references.py --check DIR REFERENCE
                                       checks that DIR loads, with the logits of REFERENCE/references.json
+    make_references.py --check-adapter DIR REFERENCE MERGED
+                                      checks that the adapter in DIR loads in PEFT on top of REFERENCE, with the
+                                      logits and, once merged, the weights of MERGED
 
 It was run once, with torch 2.9.1 and transformers 5.24.0 on a CPU. Tests read what it wrote and need neither.
 
@@ -208,12 +211,31 @@ def check(folder, reference):
     return worst < 1e-5 and not any(loading.values())
 
 
+def check_adapter(folder, base, merged):
+    import peft
+    with open(os.path.join(base, "references.json"), encoding="utf-8") as f:
+        tokens = torch.tensor(json.load(f)["tokens"][0])[:, :-1]
+    model, whole = (transformers.AutoModelForCausalLM.from_pretrained(d, dtype=torch.float32) for d in (base, merged))
+    with torch.no_grad():
+        before, expected = model(tokens).logits, whole(tokens).logits
+        model = peft.PeftModel.from_pretrained(model, folder)
+        logits, after = model(tokens).logits, model.merge_and_unload().state_dict()
+    worst = ((logits - expected).abs().max() / expected.abs().max()).item()
+    weights = max((after[name] - p).abs().max().item() for name, p in whole.state_dict().items())
+    print(f"{folder}: with peft {peft.__version__} logits differ by {worst:.1e} of the largest, merged weights by {weights:.1e}")
+    return worst < 1e-5 and weights < 1e-6 and not torch.equal(before, logits)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", metavar="OUT|DIR")
     parser.add_argument("reference", metavar="REFERENCE", nargs="?")
+    parser.add_argument("merged", metavar="MERGED", nargs="?")
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--check-adapter", action="store_true")
     args = parser.parse_args()
+    if args.check_adapter:
+        return 0 if check_adapter(args.folder, args.reference, args.merged) else 1
     if args.check:
         return 0 if check(args.folder, args.reference) else 1
     torch.set_num_threads(1)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_llama.c: small models of four architectures compute what transformers computed for them
- * (make_references.py): logits, gradients, and the losses of twenty steps. */
+ * (make_references.py): logits, gradients, and the losses of twenty steps. With adapters they compute the
+ * same as with changed weights. */
 #include "bench/llama/llama.h"
 #include "bench/train/plain_optimizer.h"
 #include "bench/train/train.h"
@@ -68,6 +69,10 @@ static void load(struct fixture *f, const struct zero_weight *e)
     int64_t n = elements_of(t);
     real *x = malloc((size_t)n * sizeof *x);
     struct llama_weight w;
+    if (f->number[e->tensor] >= LLAMA_LORA_A) {
+        free(x);
+        return; /* as drawn */
+    }
     assert_true(llama_load_weight(f->folder, e->name, &w));
     bool is_bf16 = !strcmp(w.dtype, "BF16");
     assert_int_equal(w.n, n * (is_bf16 ? 2 : 4));
@@ -96,7 +101,7 @@ static void for_each_weight(struct fixture *f, void (*call)(struct fixture *f, c
     free(text);
 }
 
-static void open_fixture(struct fixture *f, const char *name, bool one_row)
+static void open_fixture(struct fixture *f, const char *name, bool one_row, int64_t lora_rank)
 {
     *f = (struct fixture){0};
     snprintf(f->folder, sizeof f->folder, "%s/%s", references, name);
@@ -104,6 +109,9 @@ static void open_fixture(struct fixture *f, const char *name, bool one_row)
     llama_references_open(&f->r, f->folder);
     struct model_config c = llama_sizes(&f->sizes);
     c.context = f->r.tokens;
+    c.lora_rank = lora_rank;
+    c.lora_alpha = 2.5 * (double)lora_rank;
+    c.lora_targets = UINT32_MAX;
     assert_int_equal(c.vocab, f->r.vocab);
     assert_int_equal(compute_open(&f->compute, CUDA, 0, 1), 0);
     assert_int_equal(model_open(&f->m, &c, one_row ? 1 : f->r.rows, &f->compute), 0);
@@ -175,7 +183,7 @@ static void logits_are_those_of_transformers(void **state)
     for (int i = 0; i < N_NAMES; i++) {
         struct fixture f;
         double largest = 0, furthest = 0;
-        open_fixture(&f, names[i], /* one_row */ true);
+        open_fixture(&f, names[i], /* one_row */ true, /* lora_rank */ 0);
         int64_t T = f.r.tokens, V = f.r.vocab;
         float *logits = malloc((size_t)(T * f.m.ld_logits) * sizeof *logits);
         for (int64_t row = 0; row < f.r.rows; row++) {
@@ -221,7 +229,7 @@ static void gradients_are_those_of_f64(void **state)
 {
     for (int i = 0; i < N_NAMES; i++) {
         struct fixture f;
-        open_fixture(&f, names[i], /* one_row */ false);
+        open_fixture(&f, names[i], /* one_row */ false, /* lora_rank */ 0);
         forward(&f, 0);
         backward(&f.m);
         assert_true(fabs(loss_of(&f.m) - f.r.loss) <= of_losses[0] * f.r.loss);
@@ -236,7 +244,7 @@ static void losses_of_steps_are_those_of_transformers(void **state)
         struct fixture f;
         struct plain p;
         double furthest[2] = {0};
-        open_fixture(&f, names[i], /* one_row */ false);
+        open_fixture(&f, names[i], /* one_row */ false, /* lora_rank */ 0);
         const struct train_options o = {
             .accum = 1, .beta1 = f.r.beta1, .beta2 = f.r.beta2, .weight_decay = f.r.weight_decay};
         assert_int_equal(plain_open(&p, &f.compute, f.table, f.n), 0);
@@ -256,12 +264,143 @@ static void losses_of_steps_are_those_of_transformers(void **state)
     }
 }
 
+/* ---- adapters ---- */
+
+enum { RANK = 3 };
+
+/* Fetches one layer of a tensor or of its gradient. The caller frees it. */
+static float *fetch(struct fixture *f, int32_t number, int64_t layer, bool gradient)
+{
+    int32_t i = 0;
+    while (f->number[i] != number)
+        i++;
+    const struct zero_tensor *t = &f->table[i];
+    int64_t n = elements_of(t);
+    real *x = malloc((size_t)n * sizeof *x);
+    float *values = malloc((size_t)n * sizeof *values);
+    move(f, x, (real *)*(gradient ? t->grad : t->param) + layer * n, n * (int64_t)sizeof *x);
+    for (int64_t k = 0; k < n; k++)
+        values[k] = to_float(x[k]);
+    free(x);
+    return values;
+}
+
+static void store(struct fixture *f, int32_t number, int64_t layer, const float *values, int64_t n)
+{
+    real *x = malloc((size_t)n * sizeof *x);
+    for (int64_t k = 0; k < n; k++)
+        x[k] = from_float(values[k]);
+    for (int32_t i = 0; i < f->n; i++)
+        if (f->number[i] == number)
+            move(f, (real *)*f->table[i].param + layer * n, x, n * (int64_t)sizeof *x);
+    free(x);
+}
+
+/* Element number i of a matrix that is not 0. */
+static float small_value(int64_t i, int target)
+{
+    return 0.03f * (float)((i * 37 + target * 11) % 17 - 8);
+}
+
+static void for_each_matrix(struct fixture *f, struct fixture *dense,
+                            void (*call)(struct fixture *f, struct fixture *dense, int32_t number, int target,
+                                         int64_t layer, int64_t OC, int64_t C))
+{
+    static const int32_t numbers[LORA_N_TARGETS] = {LLAMA_Q,    LLAMA_K,  LLAMA_V,   LLAMA_O,
+                                                    LLAMA_GATE, LLAMA_UP, LLAMA_DOWN};
+    for (int t = 0; t < LORA_N_TARGETS; t++)
+        for (int32_t i = 0; i < dense->n; i++)
+            for (int64_t l = 0; dense->number[i] == numbers[t] && l < dense->table[i].shape[0]; l++)
+                call(f, dense, numbers[t], t, l, dense->table[i].shape[1], dense->table[i].shape[2]);
+}
+
+/* Gives b values, and makes the dense matrix w + s * b * a. */
+static void change_weights(struct fixture *f, struct fixture *dense, int32_t number, int target,
+                           int64_t layer, int64_t OC, int64_t C)
+{
+    float *w = fetch(f, number, layer, false), *a = fetch(f, LLAMA_LORA_A + target, layer, false);
+    float *b = malloc((size_t)(OC * RANK) * sizeof *b);
+    for (int64_t i = 0; i < OC * RANK; i++)
+        b[i] = small_value(i, target);
+    store(f, LLAMA_LORA_B + target, layer, b, OC * RANK);
+    for (int64_t i = 0; i < OC * C; i++)
+        for (int64_t k = 0; k < RANK; k++)
+            w[i] += 2.5f * to_float(from_float(b[i / C * RANK + k])) * a[k * C + i % C];
+    store(dense, number, layer, w, OC * C);
+    free(w);
+    free(a);
+    free(b);
+}
+
+static void check_near(const float *found, const double *expected, int64_t n, const char *what)
+{
+    double largest = 0, furthest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        largest = fmax(largest, fabs(expected[i]));
+        furthest = fmax(furthest, fabs(found[i] - expected[i]));
+    }
+    if (!(largest > 0) || furthest > of_gradients * largest)
+        fail_msg("%s differs by %g, and the largest is %g", what, furthest, largest);
+}
+
+/* Compares da with s * b^T * dw and db with s * dw * a^T. */
+static void check_adapter_gradients(struct fixture *f, struct fixture *dense, int32_t number, int target,
+                                    int64_t layer, int64_t OC, int64_t C)
+{
+    float *dw = fetch(dense, number, layer, true), *a = fetch(f, LLAMA_LORA_A + target, layer, false),
+          *b = fetch(f, LLAMA_LORA_B + target, layer, false),
+          *da = fetch(f, LLAMA_LORA_A + target, layer, true),
+          *db = fetch(f, LLAMA_LORA_B + target, layer, true);
+    double *ea = calloc((size_t)(RANK * C), sizeof *ea), *eb = calloc((size_t)(OC * RANK), sizeof *eb);
+    char what[200];
+    for (int64_t i = 0; i < OC * C; i++)
+        for (int64_t k = 0; k < RANK; k++) {
+            ea[k * C + i % C] += 2.5 * (double)b[i / C * RANK + k] * (double)dw[i];
+            eb[i / C * RANK + k] += 2.5 * (double)dw[i] * (double)a[k * C + i % C];
+        }
+    snprintf(what, sizeof what, "%.60s: gradient of adapter %d in layer %lld", strrchr(f->folder, '/'),
+             target, (long long)layer);
+    check_near(da, ea, RANK * C, what);
+    check_near(db, eb, OC * RANK, what);
+    void *all[] = {dw, a, b, da, db, ea, eb};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+}
+
+static void adapters_are_a_change_of_the_weights(void **state)
+{
+    for (int i = 0; i < N_NAMES; i++) {
+        struct fixture f, dense;
+        open_fixture(&f, names[i], /* one_row */ false, RANK);
+        open_fixture(&dense, names[i], /* one_row */ false, /* lora_rank */ 0);
+        forward(&f, 0);
+        double before = loss_of(&f.m); /* b is 0 */
+        assert_true(fabs(before - f.r.loss) <= of_losses[0] * f.r.loss);
+        for_each_matrix(&f, &dense, change_weights);
+        forward(&f, 0);
+        forward(&dense, 0);
+        backward(&f.m);
+        backward(&dense.m);
+        double loss = loss_of(&f.m), expected = loss_of(&dense.m);
+        printf("%s: the loss is %.7f instead of %.7f with adapters, %.7f with changed weights\n", names[i],
+               loss, before, expected);
+        assert_true(fabs(loss - expected) <= of_losses[0] * expected && fabs(loss - before) > 1e-2);
+        for_each_matrix(&f, &dense, check_adapter_gradients);
+        for (int32_t t = 0; t < f.n; t++)
+            assert_true((f.table[t].grad != NULL) ==
+                        (f.number[t] >= LLAMA_LORA_A)); /* the others are frozen */
+        close_fixture(&f);
+        close_fixture(&dense);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_transformers),
         cmocka_unit_test(gradients_are_those_of_f64),
         cmocka_unit_test(losses_of_steps_are_those_of_transformers),
+        cmocka_unit_test(adapters_are_a_change_of_the_weights),
     };
     references = argc > 1 ? argv[1] : "references";
 #ifdef MODEL_TEST_CUDA

@@ -392,6 +392,24 @@ static void test_swiglu_limits(void **state)
     let_go(0);
 }
 
+/* ---- adapters ---- */
+
+static void test_scale(void **state)
+{
+    static const int64_t sizes[] = {1, 7, 256, 1001};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        struct array x = reals(sizes[s]);
+        draw(&x, 2);
+        real *before = copy_of(&x);
+        assert_int_equal(layers->scale(&on, x.there, 0.3f, sizes[s]), 0);
+        fetch(&x);
+        for (int64_t i = 0; i < sizes[s]; i++)
+            assert_true(to_float(((real *)x.at)[i]) == to_float(from_float(to_float(before[i]) * 0.3f)));
+        free(before);
+        let_go(0);
+    }
+}
+
 /* ---- bits ---- */
 
 /* All functions on the same input, with some number of threads. Returns the results of all, one after the
@@ -469,7 +487,8 @@ int main(void)
         cmocka_unit_test(test_rmsnorm),       cmocka_unit_test(test_rmsnorm_backward),
         cmocka_unit_test(test_rmsnorm_parts), cmocka_unit_test(test_rotary_table),
         cmocka_unit_test(test_rotate),        cmocka_unit_test(test_swiglu),
-        cmocka_unit_test(test_swiglu_limits), cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_swiglu_limits), cmocka_unit_test(test_scale),
+        cmocka_unit_test(test_bits),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     compute_close(&on);
