@@ -85,7 +85,8 @@ static void json_has_no_nan(void **state)
 static const struct {
     int32_t tensor;
     int64_t first, n;
-} pieces[] = {{0, 0, 600000}, {1, 0, 3}, {2, 0, 5}, {2, 5, 5}};
+} pieces[] = {{0, 0, 600000}, {2, 0, 3}, {3, 0, 5}, {3, 5, 5}};
+static void *gradient;
 static int64_t next_first;
 static int32_t next_piece, next_value = ZERO_VALUE_MASTER;
 
@@ -102,16 +103,18 @@ static int read_numbered(void *from, int32_t tensor, int32_t value, int64_t firs
     assert_in_range(n, 1, pieces[next_piece].n - next_first);
     next_first += n;
     for (int64_t i = 0; dst && i < n; i++)
-        ((float *)dst)[i] = (float)(first + i) + 0.25f * (float)value + 0.5f * (float)tensor;
+        ((float *)dst)[i] = (float)(first + i) + 0.25f * (float)value + 0.5f * (float)(tensor - (tensor > 0));
     return 0;
 }
 
 static void the_state_is_hashed_in_order_and_whole(void **state)
 {
-    const struct zero_tensor tensors[3] = {
-        {.shape = {600, 1000}}, {.shape = {3}}, {.shape = {2, 5}, .flags = ZERO_STACKED}};
+    const struct zero_tensor tensors[] = {{.shape = {600, 1000}, .grad = &gradient},
+                                          {.shape = {7}}, /* frozen, and left out */
+                                          {.shape = {3}, .grad = &gradient},
+                                          {.shape = {2, 5}, .grad = &gradient, .flags = ZERO_STACKED}};
     char hex[STATE_HASH_CHARS];
-    assert_int_equal(state_hash(hex, true, tensors, 3, 2, read_numbered, NULL), 0);
+    assert_int_equal(state_hash(hex, true, tensors, 4, 2, read_numbered, NULL), 0);
     assert_int_equal(next_piece, 3);
     assert_int_equal(next_value, ZERO_VALUE_STATE + 1);
     assert_int_equal(next_first, 5);
@@ -127,7 +130,7 @@ static int read_nothing(void *from, int32_t tensor, int32_t value, int64_t first
 
 static void a_failed_read_is_reported(void **state)
 {
-    const struct zero_tensor tensor = {.shape = {5}};
+    const struct zero_tensor tensor = {.shape = {5}, .grad = &gradient};
     char hex[STATE_HASH_CHARS];
     assert_int_equal(state_hash(hex, false, &tensor, 1, 2, read_nothing, NULL), -6);
 }
