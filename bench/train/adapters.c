@@ -28,22 +28,26 @@ int train_import_adapters(struct run *r, const char *dir)
     return train_move_weights(r, path, /* export */ false, /* adapters */ true);
 }
 
-/* zero_export writes into a new folder inside dir. From there the file goes to where PEFT looks for
- * it. */
-int train_export_adapters(struct run *r, const char *dir)
+/* Moves the file of zero_export from its folder to where PEFT looks for it, and describes it. */
+static int finish_folder(const struct run *r, const char *dir, const char *folder)
 {
-    char folder[PATH_BYTES], from[PATH_BYTES], to[PATH_BYTES];
-    TRY(join(folder, dir, ".adapters"));
+    char from[PATH_BYTES], to[PATH_BYTES];
     TRY(join(from, folder, "model.safetensors"));
     TRY(join(to, dir, LORA_WEIGHTS_FILE));
-    if (r->rank == 0)
-        (void)mkdir(dir, 0777); /* if it fails, zero_export says why */
-    TRY(train_move_weights(r, folder, /* export */ true, /* adapters */ true));
-    if (r->rank)
-        return 0;
     if (rename(from, to) || rmdir(folder))
         return zr_fail(ZERO_ERR_IO, "%s: cannot become %s: %s", from, to, strerror(errno));
     return lora_config_write(&r->o->model.config, dir, r->o->model.dir);
+}
+
+/* zero_export writes into a new folder inside dir. */
+int train_export_adapters(struct run *r, const char *dir)
+{
+    char folder[PATH_BYTES];
+    TRY(join(folder, dir, ".adapters"));
+    if (r->rank == 0)
+        (void)mkdir(dir, 0777); /* if it fails, zero_export says why */
+    TRY(train_move_weights(r, folder, /* export */ true, /* adapters */ true));
+    return train_agree(r, r->rank == 0 ? finish_folder(r, dir, folder) : 0);
 }
 
 /* ---- merging ---- */
@@ -140,5 +144,5 @@ int train_export_merged(struct run *r, const char *dir)
                                  find(r, s, LLAMA_LORA_B + i)));
         }
     TRY(train_move_weights(r, dir, /* export */ true, /* adapters */ false));
-    return r->rank == 0 ? hf_folder_copy(r->o->model.dir, dir, r->o->dtype) : 0;
+    return train_agree(r, r->rank == 0 ? hf_folder_copy(r->o->model.dir, dir, r->o->dtype) : 0);
 }

@@ -113,6 +113,22 @@ static int share_lack(struct run *r, bool lacks, bool *out)
     return 0;
 }
 
+/* zero_mean takes the values of the last pipeline stage, so rank 0's goes there first. */
+int train_agree(struct run *r, int err)
+{
+    const struct compute *on = &r->compute;
+    float bad = err != 0, *there = r->model[0].stats.rows;
+    bool failed;
+    if (r->at.n_stages > 1) {
+        TRY(on->dev->ops->copy(on->stream, there, &bad, sizeof bad));
+        TRY_ZERO(zero_broadcast(r->z, ZERO_AXIS_PP, 0, there, sizeof bad));
+        TRY(on->dev->ops->copy(on->stream, &bad, there, sizeof bad));
+        TRY(on->dev->ops->stream_sync(on->stream));
+    }
+    TRY(share_lack(r, bad > 0.0f, &failed));
+    return failed && !err ? zr_fail(ZERO_ERR_IO, "rank 0 could not write all files") : err;
+}
+
 /* Takes over the lowest loss so far. It is dropped if it was measured on other rows. With --keep-best it is
  * also dropped if its checkpoint is not in the folder, because otherwise none might ever be kept there. */
 static int take_best(struct run *r, const struct train_position *p)
@@ -232,5 +248,6 @@ int train_export(struct run *r)
     if (o->export_merged)
         return train_export_merged(r, o->export_merged);
     bool copies = o->export_to && o->model.dir && !o->model.config.lora_rank;
-    return r->rank == 0 && copies ? hf_folder_copy(o->model.dir, o->export_to, o->dtype) : 0;
+    return copies ? train_agree(r, r->rank == 0 ? hf_folder_copy(o->model.dir, o->export_to, o->dtype) : 0)
+                  : 0;
 }

@@ -157,6 +157,9 @@ int train_load(struct run *r, int64_t *step);
 /* Read and write weights alone, if options name folders. */
 int train_import(struct run *r);
 int train_export(struct run *r);
+/* Returns err or, if rank 0 has an error, an error on all ranks. Rank 0 alone writes the files beside
+ * weights. */
+int train_agree(struct run *r, int err);
 /* Exports or imports weights under Hugging Face's names: the adapters, or all others. dir is as in
  * zero_export and zero_import. */
 int train_move_weights(struct run *r, const char *dir, bool export, bool adapters);

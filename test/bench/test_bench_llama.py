@@ -19,7 +19,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import KIND_SIZES, KINDS, TEXT, bench, lines, train, write_folders  # noqa: E402
+from bench_program import KIND_SIZES, KINDS, TEXT, ZERO_BENCH, ZERO_RUN, bench, lines, run, train, write_folders  # noqa: E402
 
 MICRO = 4  # micro-batches of a step, over all data-parallel ranks
 FOLDERS = tempfile.mkdtemp(prefix='bench-llama-')
@@ -148,6 +148,28 @@ class Folders(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertNotEqual(read_safetensors(again), read_safetensors(out))  # a step later
         self.assertEqual(set(read_safetensors(again)), set(read_safetensors(source)))
+
+    def test_all_ranks_fail_if_one_does(self):
+        """Only one rank copies the files beside the weights. Here it cannot."""
+        source = os.path.join(self.dir, 'source')
+        shutil.copytree(os.path.join(REFERENCES, 'qwen3'), source)
+        os.mkdir(os.path.join(source, 'merges.txt'))
+        for args, text in [(['--export', os.path.join(self.dir, 'out')], 'merges.txt: cannot be read'),
+                           (['--lora=2', '--export-merged', os.path.join(self.dir, 'merged')], 'merges.txt: cannot be read'),
+                           (['--lora=2', '--export', self.taken()], 'model.safetensors: cannot become')]:
+            for mesh in ['--stage=3'], ['--tp=2'], ['--pp=2', '--accum=2']:
+                with self.subTest(args=args, mesh=mesh):
+                    done = run([ZERO_RUN, '-n', '2', '--raw', 'sh', '-c', '"$@"; echo "exit code $?"', 'sh', ZERO_BENCH, 'train', '--model', source, '--tokens',
+                                self.tokens, '--token-bytes=2', '--context=16', '--batch=1', '--steps=1', *mesh, *args])
+                    self.assertEqual(done.stdout.count('exit code 1'), 2, done.stdout)
+                    self.assertIn(text, done.stderr)
+                    self.assertIn('rank 0 could not write all files', done.stderr)
+
+    def taken(self):
+        """Returns a folder in which another one has the name of the adapters' file."""
+        folder = os.path.join(self.dir, 'taken')
+        os.makedirs(os.path.join(folder, 'adapter_model.safetensors'))
+        return folder
 
     def test_without_weights(self):
         done = bench('train', '--model', os.path.join(FOLDERS, 'llama'), '--steps=1', '--context=16', '--data', TEXT)
