@@ -13,7 +13,7 @@ static error_t finish(struct argp_state *state, void *options)
         return option_fault(state, "%s: is needed", o->load ? "--out" : "--load");
     if (o->export_merged && !o->model.config.lora_rank)
         return option_fault(state, "--out-merged: needs --lora");
-    return 0;
+    return train_check_exports(state, o);
 }
 
 #define OPTION_STRUCT struct train_options
@@ -30,7 +30,7 @@ static const struct option_row rows[] = {
 
 static const struct option_table table = {
     .rows = rows,
-    .doc = "Writes the weights of a checkpoint as safetensors files under GPT-2's published names: "
+    .doc = "Writes the weights of a checkpoint as safetensors files under the model's published names: "
            "model.safetensors, or model-ID-0000i-of-0000N.safetensors and model.safetensors.index.json.",
     .finish = finish,
     OPTIONS_WITH_MODEL(struct train_options, model),

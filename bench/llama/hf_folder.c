@@ -153,6 +153,11 @@ bool hf_folder_has_weights(const char *dir)
     return false;
 }
 
+bool hf_folder_is_same(const char *a, const char *b)
+{
+    return !strcmp(a, b) || same_file(a, b);
+}
+
 int hf_folder_copy(const char *from, const char *to, enum zero_dtype dtype)
 {
     ZR_TRY(copy_config(from, to, dtype));

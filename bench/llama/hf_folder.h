@@ -12,6 +12,9 @@
 /* Whether there are weights in folder dir: model.safetensors, or an index of several files. */
 bool hf_folder_has_weights(const char *dir);
 
+/* Whether both are the same folder, or will be when they are made. */
+bool hf_folder_is_same(const char *a, const char *b);
+
 /* Copies config.json from folder `from` to folder `to`, which zero_export has made, and sets the dtype of the
  * exported weights in it. Also copies generation_config.json, the tokenizer's files and chat templates, if
  * they are there. A file of `to` is replaced when the new one is complete. The folders may be the same one.

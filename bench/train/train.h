@@ -121,6 +121,10 @@ struct train_options {
     double *step_ms;
 };
 
+/* Refuses exports of a folder's model that zero_export would refuse after the training, or that would not
+ * suit the folder's config.json. */
+error_t train_check_exports(struct argp_state *state, const struct train_options *o);
+
 /* The defaults of zero-bench train for a model. */
 struct train_options train_defaults(const struct model_options *model);
 

@@ -96,18 +96,33 @@ static error_t finish_rate(struct argp_state *state, struct train_options *o)
     return 0;
 }
 
+error_t train_check_exports(struct argp_state *state, const struct train_options *o)
+{
+    const struct model_config *c = &o->model.config;
+    const char *name = o->only_exports ? "out" : "export";
+    const char *merged = c->lora_rank ? "-merged" : "";
+    const char *weights = c->lora_rank ? o->export_merged : o->export_to;
+    if (!o->model.dir)
+        return 0;
+    if ((o->export_to || o->export_merged) && c->layers != c->hf->layers)
+        return option_fault(state, "--layers: with --%s it must be the %lld of the folder's config.json",
+                            name, (long long)c->hf->layers);
+    if (weights && hf_folder_is_same(weights, o->model.dir))
+        return option_fault(state, "--%s%s: is the folder of --model, whose weights stay", name, merged);
+    if (c->lora_rank && weights && o->export_to && hf_folder_is_same(weights, o->export_to))
+        return option_fault(state, "--%s-merged: is the folder of --%s, which is for the adapters", name,
+                            name);
+    return 0;
+}
+
 /* A folder's weights are where training begins, if it has any. */
 static error_t finish_folder(struct argp_state *state, struct train_options *o)
 {
-    const struct model_config *c = &o->model.config;
     if (o->adapter && lora_config_read(&o->model.config, o->adapter))
         return option_fault(state, "--adapter: %s", zr_error_text());
-    if ((o->export_to || o->export_merged) && c->layers != c->hf->layers)
-        return option_fault(state, "--layers: with --export it must be the %lld of the folder's config.json",
-                            (long long)c->hf->layers);
     if (!o->import_from && !o->plain && hf_folder_has_weights(o->model.dir))
         o->import_from = o->model.dir;
-    return 0;
+    return train_check_exports(state, o);
 }
 
 /* Fills in what was not given, and refuses options that do not go together. */

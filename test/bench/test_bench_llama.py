@@ -229,6 +229,13 @@ class Refused(unittest.TestCase):
                 done = bench(command, *args)
                 self.assertEqual((done.returncode, done.stdout), (2, ''), (command, args))
                 self.assertIn(text, done.stderr)
+        for args in (['export', '--load=x', '--out'], ['train', '--export']):
+            done = bench(*args, os.path.join(FOLDERS, '.', 'llama'), '--model', llama)
+            self.assertIn(args[-1] + ': is the folder of --model, whose weights stay', done.stderr)
+        done = bench('train', '--model', llama, '--lora=2', '--export=never', '--export-merged=never')
+        self.assertIn('--export-merged: is the folder of --export, which is for the adapters', done.stderr)
+        done = bench('export', '--model', llama, '--layers=2', '--load=x', '--out=never')
+        self.assertIn("--layers: with --out it must be the 4 of the folder's config.json", done.stderr)
         done = bench('train', '--model', llama, '--layers=2', '--export', os.path.join(FOLDERS, 'never'), '--data', TEXT)
         self.assertIn("--layers: with --export it must be the 4 of the folder's config.json", done.stderr)
 
