@@ -5,7 +5,9 @@
 #include "bench/llama/hf_config.h"
 #include "kernels/error.h"
 
+#include <dirent.h>
 #include <errno.h>
+#include <fnmatch.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -151,6 +153,22 @@ bool hf_folder_has_weights(const char *dir)
         if (!join(path, dir, "", names[i]) && !access(path, F_OK))
             return true;
     return false;
+}
+
+bool hf_folder_has_others(const char *dir, char *name, size_t n)
+{
+    static const char *const patterns[] = {"*.safetensors", "pytorch_model*", "consolidated.*", "*.gguf"};
+    DIR *d = opendir(dir);
+    bool found = false;
+    for (const struct dirent *e; d && !found && (e = readdir(d));)
+        for (size_t i = 0; i < sizeof patterns / sizeof *patterns && !found; i++)
+            if (!fnmatch(patterns[i], e->d_name, FNM_PERIOD) && strncmp(e->d_name, "adapter_", 8) != 0) {
+                snprintf(name, n, "%s", e->d_name);
+                found = true;
+            }
+    if (d)
+        closedir(d);
+    return found;
 }
 
 bool hf_folder_is_same(const char *a, const char *b)

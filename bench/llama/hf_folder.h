@@ -6,11 +6,16 @@
 #include "zero/types.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include <jansson.h>
 
 /* Whether there are weights in folder dir: model.safetensors, or an index of several files. */
 bool hf_folder_has_weights(const char *dir);
+
+/* Finds a file of weights in a folder without those, such as pytorch_model.bin or a part whose index is
+ * missing. Adapters do not count. Returns false if there is none. */
+bool hf_folder_has_others(const char *dir, char *name, size_t n);
 
 /* Whether both are the same folder, or will be when they are made. */
 bool hf_folder_is_same(const char *a, const char *b);

@@ -120,8 +120,14 @@ static error_t finish_folder(struct argp_state *state, struct train_options *o)
 {
     if (o->adapter && lora_config_read(&o->model.config, o->adapter))
         return option_fault(state, "--adapter: %s", zr_error_text());
+    char other[256];
     if (!o->import_from && !o->plain && hf_folder_has_weights(o->model.dir))
         o->import_from = o->model.dir;
+    if (!o->import_from && !o->plain && hf_folder_has_others(o->model.dir, other, sizeof other))
+        return option_fault(state,
+                            "--model: %s has %s, but neither model.safetensors nor "
+                            "model.safetensors.index.json; without any weights they would be drawn",
+                            o->model.dir, other);
     return train_check_exports(state, o);
 }
 

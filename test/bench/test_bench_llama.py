@@ -174,6 +174,14 @@ class Folders(unittest.TestCase):
     def test_without_weights(self):
         done = bench('train', '--model', os.path.join(FOLDERS, 'llama'), '--steps=1', '--context=16', '--data', TEXT)
         self.assertIn('the weights are drawn, not read from ' + os.path.join(FOLDERS, 'llama'), done.stdout)
+        for name in 'pytorch_model.bin', 'model-00001-of-00002.safetensors':
+            source = os.path.join(self.dir, name)
+            shutil.copytree(os.path.join(FOLDERS, 'llama'), source)
+            with open(os.path.join(source, name), 'wb'):
+                pass
+            done = bench('train', '--model', source, '--steps=1', '--context=16', '--data', TEXT)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn(f'{source} has {name}, but neither model.safetensors nor model.safetensors.index.json', done.stderr)
 
 
 class Plans(unittest.TestCase):
