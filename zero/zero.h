@@ -497,7 +497,7 @@ ZERO_API int zero_export(zero_ctx *z, const char *dir, const struct zero_weight 
 
 /* Read weights from dir/model.safetensors, or the files of its index, into the weights and master weights.
  *
- * If dir ends in .safetensors, it is the path of the only file.
+ * If dir ends in .safetensors and is no folder, it is the path of the only file.
  *
  * F32, BF16 and F16 become f32 exactly, or are rounded once to bf16; other dtypes must be the tensor's own.
  * map is as in zero_export. Optimizer states, and tensors that map does not name, keep their values. If a

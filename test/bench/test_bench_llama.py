@@ -171,6 +171,12 @@ class Folders(unittest.TestCase):
         os.makedirs(os.path.join(folder, 'adapter_model.safetensors'))
         return folder
 
+    def test_the_name_of_a_folder(self):
+        """It may look like that of a file."""
+        source = os.path.join(self.dir, 'model.safetensors')
+        shutil.copytree(os.path.join(REFERENCES, 'qwen3'), source)
+        self.assertEqual(self.train(1, source, '--steps=1')[0][0]['loss'], self.train(1, os.path.join(REFERENCES, 'qwen3'), '--steps=1')[0][0]['loss'])
+
     def test_without_weights(self):
         done = bench('train', '--model', os.path.join(FOLDERS, 'llama'), '--steps=1', '--context=16', '--data', TEXT)
         self.assertIn('the weights are drawn, not read from ' + os.path.join(FOLDERS, 'llama'), done.stdout)

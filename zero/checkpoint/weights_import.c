@@ -80,6 +80,15 @@ static int open_source(const struct zr_weights *ws, struct sources *s, const cha
     return check_export(ws, s, name, f->st.export_id);
 }
 
+static bool is_folder(const struct zr_files *fs, const char *path)
+{
+    void *dir;
+    bool is = fs->opendir(fs->arg, path, &dir) == 0;
+    if (is)
+        fs->closedir(fs->arg, dir);
+    return is;
+}
+
 /* If the program has named a file instead of a folder, ws->dir becomes its folder. */
 static int take_file(struct zr_weights *ws, struct sources *s)
 {
@@ -87,7 +96,7 @@ static int take_file(struct zr_weights *ws, struct sources *s)
     const char *slash = strrchr(ws->dir, '/');
     size_t n = strlen(ws->dir), k = sizeof end - 1,
            n_folder = slash && slash > ws->dir ? (size_t)(slash - ws->dir) : 1;
-    if (n < k || strcmp(ws->dir + n - k, end) != 0)
+    if (n < k || strcmp(ws->dir + n - k, end) != 0 || is_folder(ws->z->files, ws->dir))
         return 0;
     if (n_folder >= ZR_PATH_BYTES)
         return zr_fail(ZERO_ERR_ARG, "%.100s...: the path is too long", ws->dir);
