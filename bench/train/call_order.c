@@ -61,11 +61,11 @@ bool train_read_position(const char *text, struct train_position *out)
 {
     unsigned long long seed, data_hash = 0;
     long long v[8] = {[4] = -1, [6] = -1, [7] = -1};
-    double best = INFINITY;
+    double best = INFINITY, alpha = 0;
     if (sscanf(text,
                "seed %llu step %lld samples %lld text_bytes %lld per_step %lld rows %lld best %lf best_step "
-               "%lld best_rows %lld best_tokens %lld data %llu",
-               &seed, &v[0], &v[1], &v[2], &v[3], &v[4], &best, &v[5], &v[6], &v[7], &data_hash) < 5)
+               "%lld best_rows %lld best_tokens %lld data %llu lora_alpha %lf",
+               &seed, &v[0], &v[1], &v[2], &v[3], &v[4], &best, &v[5], &v[6], &v[7], &data_hash, &alpha) < 5)
         return false;
     *out = (struct train_position){.seed = seed,
                                    .step = v[0],
@@ -77,7 +77,8 @@ bool train_read_position(const char *text, struct train_position *out)
                                    .best_step = v[5],
                                    .best_rows = v[6],
                                    .best_tokens = v[7],
-                                   .data_hash = data_hash};
+                                   .data_hash = data_hash,
+                                   .lora_alpha = alpha};
     return out->step >= 0 && out->step <= 1000000000 && out->per_step >= 1 && out->samples >= 0 &&
            out->samples <= INT64_MAX / 2;
 }

@@ -17,11 +17,12 @@ static int save(struct run *r, int64_t step, bool kept)
     int n =
         snprintf(text, sizeof text,
                  "seed %llu step %lld samples %lld text_bytes %lld per_step %lld rows %lld best %.17g "
-                 "best_step %lld best_rows %lld best_tokens %lld data %llu",
+                 "best_step %lld best_rows %lld best_tokens %lld data %llu lora_alpha %.17g",
                  (unsigned long long)o->seed, (long long)step, (long long)r->n_samples,
                  (long long)train_data_size(r), (long long)r->per_step, (long long)r->n_rows, r->best_loss,
                  (long long)r->best_step, (long long)r->best_rows, (long long)r->best_tokens,
-                 (unsigned long long)(r->tokens.n_files ? token_data_hash(&r->tokens) : 0));
+                 (unsigned long long)(r->tokens.n_files ? token_data_hash(&r->tokens) : 0),
+                 o->model.config.lora_alpha);
     TRY_ZERO(zero_set_data(r->z, ZERO_DATA_JOB, text, n));
     return take_libzero_error(zero_save(r->z, o->save, &(struct zero_save_options){.kept = kept}));
 }
@@ -151,6 +152,32 @@ static int take_best(struct run *r, const struct train_position *p)
     return 0;
 }
 
+/* Loads a checkpoint, and reads the position in it. The adapters must have the alpha that they were trained
+ * with, which no tensor has. */
+static int load(struct run *r, const char *dir, struct train_position *out)
+{
+    double alpha = r->o->model.config.lora_alpha;
+    struct zero_data_info info;
+    char text[512] = "";
+    TRY_ZERO(zero_load(r->z, dir));
+    TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info));
+    if (info.bytes < (int64_t)sizeof text)
+        TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL));
+    if (!train_read_position(text, out))
+        return zr_fail(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
+    if (out->lora_alpha > 0 && out->lora_alpha != alpha)
+        return zr_fail(ZERO_ERR_ARG, "--load: saved with --lora-alpha %g; here it is %g", out->lora_alpha,
+                       alpha);
+    return 0;
+}
+
+int train_load_weights(struct run *r)
+{
+    struct train_position p;
+    return r->o->model.config.lora_rank ? load(r, r->o->load, &p)
+                                        : take_libzero_error(zero_load(r->z, r->o->load));
+}
+
 int train_load(struct run *r, int64_t *step)
 {
     const struct train_options *o = r->o;
@@ -161,15 +188,8 @@ int train_load(struct run *r, int64_t *step)
         report_text(&r->report, "nothing saved in %s yet: from the start\n", o->save);
         return 0;
     }
-    TRY_ZERO(zero_load(r->z, latest ? o->save : o->load));
-    struct zero_data_info info;
     struct train_position p;
-    char text[512] = "";
-    TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, 0, NULL, &info));
-    if (info.bytes < (int64_t)sizeof text)
-        TRY_ZERO(zero_read_data(r->z, ZERO_DATA_JOB, 0, info.bytes, text, NULL));
-    if (!train_read_position(text, &p))
-        return zr_fail(ZERO_ERR_ARG, "--load: this checkpoint was not saved by zero-bench train");
+    TRY(load(r, latest ? o->save : o->load, &p));
     if (p.seed != o->seed || p.text_bytes != train_data_size(r)) {
         return zr_fail(ZERO_ERR_ARG, "--load: saved with --seed %llu and %lld %s; here it is %llu and %lld",
                        (unsigned long long)p.seed, (long long)p.text_bytes,

@@ -152,6 +152,8 @@ int64_t train_data_size(const struct run *r);
 int train_save_best(struct run *r);
 /* Saves a checkpoint after so many steps, if one is due then; stop: these were the last. */
 int train_save(struct run *r, int64_t steps_done, bool stop);
+/* Loads --load's checkpoint without going on from it. */
+int train_load_weights(struct run *r);
 /* Goes on from --load's checkpoint, which was saved after *step steps. */
 int train_load(struct run *r, int64_t *step);
 /* Read and write weights alone, if options name folders. */

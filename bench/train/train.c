@@ -149,7 +149,7 @@ static int train(struct run *r)
     train_forward *pass = o->plain ? plain_forward : r->at.n_stages > 1 ? pipeline_forward : forward_only;
     if (!train_trains(o)) {
         if (o->load)
-            TRY_ZERO(zero_load(r->z, o->load));
+            TRY(train_load_weights(r));
         TRY(train_import(r));
         return o->sample ? sample_generate(r, pass) : train_export(r);
     }

@@ -155,6 +155,8 @@ struct train_position {
     int64_t best_rows, best_tokens;
     /* token_data_hash of the files to train on; 0: text, or an older checkpoint does not say it */
     uint64_t data_hash;
+    /* of the adapters; 0: there are none, or an older checkpoint does not say it */
+    double lora_alpha;
 };
 /* Parses the position in a checkpoint. Returns false if zero-bench train has not written it. */
 bool train_read_position(const char *text, struct train_position *out);

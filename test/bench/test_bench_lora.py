@@ -106,6 +106,11 @@ class Training(Case):
         _, resumed = self.train(2, folder_of('llama'), *more, '--load=latest', steps=4)
         _, whole = self.train(2, folder_of('llama'), f'--lora={RANK}', steps=4)
         self.assertEqual(resumed['state_sha256'], whole['state_sha256'])
+        model, saved = f'--model={folder_of("llama")}', f'--load={self.at("saved")}'
+        for args in (['train', *self.options(folder_of('llama'), steps=5)], ['export', model, f'--out-merged={self.at("merged")}']):
+            done = bench(*args, saved, f'--lora={RANK}', '--lora-alpha=3')  # no tensor says what it was
+            self.assertEqual(done.returncode, 2)
+            self.assertIn('--load: saved with --lora-alpha 8; here it is 3', done.stderr)
 
 
 class Folders(Case):
