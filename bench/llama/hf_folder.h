@@ -17,7 +17,7 @@ bool hf_folder_has_weights(const char *dir);
  * missing. Adapters do not count. Returns false if there is none. */
 bool hf_folder_has_others(const char *dir, char *name, size_t n);
 
-/* Whether both are the same folder, or will be when they are made. */
+/* Whether both are the same folder or file, or will be when they are made. */
 bool hf_folder_is_same(const char *a, const char *b);
 
 /* Copies config.json from folder `from` to folder `to`, which zero_export has made, and sets the dtype of the

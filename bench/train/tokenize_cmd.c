@@ -3,6 +3,7 @@
  * of a training map the file, so that a host has them once. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
+#include "bench/llama/hf_folder.h"
 #include "bench/train/text_tokens.h"
 #include "kernels/error.h"
 
@@ -36,9 +37,12 @@ static error_t take_path(struct argp_state *state, const struct option_row *row,
 static error_t finish(struct argp_state *state, void *options)
 {
     const struct tokenize_options *o = options;
-    if (o->model && o->to && o->n_paths)
-        return 0;
-    return option_fault(state, "give --model, --to, and files or folders of text");
+    if (!o->model || !o->to || !o->n_paths)
+        return option_fault(state, "give --model, --to, and files or folders of text");
+    for (int i = 0; i < o->n_paths; i++)
+        if (hf_folder_is_same(o->to, o->paths[i]))
+            return option_fault(state, "--to: %s is also to be read, and would be lost", o->to);
+    return 0;
 }
 
 static const struct option_table table = {

@@ -99,6 +99,13 @@ class Text(Case):
     def tokenize(self, *paths):
         return bench('tokenize', '--model', self.folder, '--to', self.ids, *paths)
 
+    def test_text_is_not_overwritten(self):
+        text = self.put('text', b'the gradient')
+        self.ids = os.path.join(os.path.dirname(text), '.', os.path.basename(text))
+        self.assertIn('is also to be read, and would be lost', self.tokenize(text).stderr)
+        with open(text, 'rb') as f:
+            self.assertEqual(f.read(), b'the gradient')
+
     def test_text_is_encoded(self):
         """Text given to train, on one rank or two, is what tokenize makes of it: a document for each file."""
         texts = [self.put('a.txt', 'Grüße, the gradient\n'.encode() * 40), self.put('b.txt', b'the parameter ' * 100)]
