@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* gpt2.h: the pointers of a GPT-2, beside those that every model has (bench/model/model.h). Letters of shapes
- * are those of model.h; F is a rank's part of the MLP's 4*C channels. With one tensor per kind that is
- * stacked over the layers, layer l of qkvw is at params.qkvw + l*3*C*C. */
+/* gpt2.h: the arrays of a GPT-2 that not every model has: parameters, activations inside layers, and
+ * statistics. The letters of shapes are those of bench/model/model.h; F is a rank's part of the MLP's 4*C
+ * channels. Tensors are stacked over the layers: layer l of qkvw is at params.qkvw + l*3*A*C. */
 #ifndef ZERO_BENCH_GPT2_H
 #define ZERO_BENCH_GPT2_H
 
@@ -27,7 +27,7 @@ struct gpt2_params {
     real *lnfw, *lnfb;
 };
 
-/* Activations that forward keeps for backward:
+/* Forward keeps these activations for backward:
  *
  *     ln1                  (L, R, C)
  *     qkv                  (L, B, T, 3*A)
@@ -36,7 +36,7 @@ struct gpt2_params {
  *     fch, fch_gelu        (L, B, T, F)
  *     lnf                  (R, C)
  *
- * and buffers of backward:
+ * These are buffers of backward:
  *
  *     dqkv                 (B, T, 3*A)
  *     dfch                 (B, T, F)
@@ -57,7 +57,7 @@ struct gpt2_statistics {
 };
 #define GPT2_N_STATISTICS 6
 
-/* What model.own points at. */
+/* The struct at which model.own points. */
 struct gpt2 {
     struct gpt2_params params, grads;
     struct gpt2_activations acts;

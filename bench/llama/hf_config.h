@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* hf_config.h: reads config.json of a Hugging Face folder into the sizes of a Llama-like model.
  *
- * Four classes of the transformers library are known: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM
- * and Qwen3ForCausalLM. A field that would change what the model computes, and that this program does not
- * implement, is an error that names the field, its value and what is allowed. Missing fields have the
- * defaults of transformers, except sizes, which have none here. */
+ * Four classes of the transformers library are supported: LlamaForCausalLM, MistralForCausalLM,
+ * Qwen2ForCausalLM and Qwen3ForCausalLM. A field that changes what the model computes, but is not implemented
+ * here, is an error. The message names the field, its value and the allowed values. Missing fields get the
+ * defaults of transformers, except that sizes must be there. */
 #ifndef ZERO_BENCH_HF_CONFIG_H
 #define ZERO_BENCH_HF_CONFIG_H
 
@@ -22,17 +22,18 @@ enum hf_rope_kind {
     HF_ROPE_PLAIN,
     /* All are divided by factor. */
     HF_ROPE_LINEAR,
-    /* Llama 3.1: with wavelengths above original_context / low_freq_factor they are divided by factor. Those
-     * below original_context / high_freq_factor stay. Between the two they are interpolated. */
+    /* As in Llama 3.1: frequencies with wavelengths above original_context / low_freq_factor are divided by
+     * factor. Those with wavelengths below original_context / high_freq_factor stay. Those between are
+     * interpolated. */
     HF_ROPE_LLAMA3
 };
 
 struct hf_rope {
     enum hf_rope_kind kind;
     double theta;
-    /* HF_ROPE_LINEAR and HF_ROPE_LLAMA3. */
+    /* For HF_ROPE_LINEAR and HF_ROPE_LLAMA3. */
     double factor;
-    /* HF_ROPE_LLAMA3. low_freq_factor is below high_freq_factor. */
+    /* For HF_ROPE_LLAMA3. low_freq_factor is below high_freq_factor. */
     double low_freq_factor, high_freq_factor;
     int64_t original_context;
 };
@@ -43,13 +44,13 @@ struct hf_config {
     /* Name of the class in transformers, such as "LlamaForCausalLM". Never freed. */
     const char *architecture;
     int64_t layers;
-    /* Attention heads, and how many of them have keys and values, which is a divisor. */
+    /* Query heads, and key and value heads. kv_heads divides heads. */
     int64_t heads, kv_heads;
     /* Channels of a head, even. heads * head_size may differ from channels. */
     int64_t head_size;
     /* Channels between layers, and inside the MLP. */
     int64_t channels, hidden;
-    /* Tokens in a row at most. */
+    /* The most tokens in a row. */
     int64_t context;
     int64_t vocab;
     /* Added to the mean square in RMSNorm. */
@@ -63,20 +64,22 @@ struct hf_config {
     bool qk_norm;
     /* The dtype of the weights in the folder. 0: the file does not say. */
     enum zero_dtype dtype;
-    /* Token that begins a text. -1: none. */
+    /* The token that begins a text. -1: none. */
     int64_t bos;
-    /* Tokens that end a text. */
+    /* The tokens that end a text. */
     int64_t eos[HF_MAX_EOS];
     int32_t n_eos;
-    /* Fields that were ignored without knowing that they are harmless, for one line of a log: "a, b". "":
-     * none. */
+    /* The names of unknown fields, which were ignored, for a message: "a, b". "": there are none. */
     char ignored[512];
 };
 
-/* Reads dir/config.json. Returns 0 or ZERO_ERR_IO (the file cannot be read, or is not JSON), ZERO_ERR_ARG (a
- * field is missing or not possible), ZERO_ERR_NOTSUP (a field is not implemented here). */
+/* Reads dir/config.json. Returns 0 or an error:
+ *
+ *     ZERO_ERR_IO      the file cannot be read, or is not JSON
+ *     ZERO_ERR_ARG     a field is missing, or has an impossible value
+ *     ZERO_ERR_NOTSUP  a field has a value that is not implemented here */
 int hf_config_read(struct hf_config *out, const char *dir);
-/* The same from the n bytes of a file's text. file: the name for messages. */
+/* Parses the n bytes of such a file. `file` is its name in messages. */
 int hf_config_parse(struct hf_config *out, const char *file, const char *text, size_t n);
 
 #endif

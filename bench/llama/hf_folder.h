@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hf_folder.h: what beside weights and config.json belongs to a folder that Hugging Face's libraries load. */
+/* hf_folder.h: the files of a Hugging Face folder that an export copies from the model's folder, such as
+ * config.json and the tokenizer. libzero reads and writes the weights themselves. */
 #ifndef ZERO_BENCH_HF_FOLDER_H
 #define ZERO_BENCH_HF_FOLDER_H
 
@@ -20,13 +21,13 @@ bool hf_folder_has_others(const char *dir, char *name, size_t n);
 /* Whether both are the same folder or file, or will be when they are made. */
 bool hf_folder_is_same(const char *a, const char *b);
 
-/* Copies config.json from folder `from` to folder `to`, which zero_export has made, and sets the dtype of the
- * exported weights in it. Also copies generation_config.json, the tokenizer's files and chat templates, if
- * they are there. A file of `to` is replaced when the new one is complete. The folders may be the same one.
- * One rank calls this, after zero_export. ZERO_ERR_IO names the file. */
+/* Copies config.json from folder `from` to folder `to`, which zero_export has made, and sets its dtype to
+ * that of the exported weights. Also copies generation_config.json, the tokenizer's files and chat templates,
+ * if they exist. An old file is replaced only when the new one is complete. The folders may be the same. One
+ * rank calls this, after zero_export. Returns 0 or ZERO_ERR_IO, whose message names the file. */
 int hf_folder_copy(const char *from, const char *to, enum zero_dtype dtype);
 
-/* Writes root as the file `name` of folder dir. An old file is replaced when the new one is complete. */
+/* Writes root as the file `name` of folder dir. An old file is replaced only when the new one is complete. */
 int hf_folder_store(const char *dir, const char *name, const json_t *root);
 
 #endif

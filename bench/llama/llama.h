@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llama.h: the pointers of a Llama, beside those that every model has (bench/model/model.h), whose letters of
- * shapes it uses. LR is the rank of adapters. */
+/* llama.h: the arrays of a Llama that not every model has: parameters, activations inside layers, and
+ * statistics. The letters of shapes are those of bench/model/model.h, and LR is the rank of adapters. */
 #ifndef ZERO_BENCH_LLAMA_H
 #define ZERO_BENCH_LLAMA_H
 
@@ -17,10 +17,10 @@ struct llama_params {
     real *lora_a[LORA_N_TARGETS], *lora_b[LORA_N_TARGETS];
 };
 
-/* Activations that forward keeps for backward:
+/* Forward keeps these activations for backward:
  *
  *     norm1              (L, R, C)
- *     qk                 (L, B, T, A + K), q and k before the norms of heads, if there are any
+ *     qk                 (L, B, T, A + K), q and k before the norms of heads, if the model has these
  *     qkv                (L, B, T, A + 2*K)
  *     atty               (L, B, T, A)
  *     residual2, norm2   (L, R, C)
@@ -29,30 +29,31 @@ struct llama_params {
  *     norm               (R, C)
  *     lora_h             (L, adapters of a layer, B, T, LR)
  *
- * and buffers of backward are:
+ * These are buffers of backward:
  *
  *     dqkv               (B, T, A + 2*K)
- *     dqk                (B, T, A + K), as qk
+ *     dqk                (B, T, A + K), the gradient of qk
  *     dact               (B, T, F)
  *     lora_dh            (adapters of a layer, B, T, LR)
  *
- * With config.two_parts each micro-batch has its own dqkv, dqk and lora_dh, with L such arrays in each. With
- * config.recompute there is one layer instead of L (passes.h). Layers begin model_apart(n) elements apart,
- * and so do all arrays (B, T, LR). */
+ * With config.two_parts, each micro-batch has its own dqkv, dqk and lora_dh, with one such array for each
+ * layer. With config.recompute there is one layer instead of L (passes.h). The arrays of consecutive layers
+ * begin model_apart(n) elements apart. The arrays (B, T, LR) of consecutive adapters do so too. */
 struct llama_activations {
     real *norm1, *qk, *qkv, *atty, *residual2, *norm2, *gate_up, *act;
     real *norm, *lora_h, *dqkv, *dqk, *dact, *lora_dh;
 };
 #define LLAMA_N_ACTIVATIONS 14
 
-/* Reciprocal roots of mean squares: (L, R) of two norms, (L, B, T, heads) of q's and of k's, (R) of the last
- * norm. rotary (context, HS) is the table of llama_rotary_table, and scratch is a buffer. */
+/* The rstd of RMSNorm (llama_layers.h): (L, R) for the two norms of a layer, (L, B, T, heads) for the norms
+ * of q and of k, and (R) for the last norm. rotary (context, HS) is the table of llama_rotary_table. scratch
+ * is a buffer for the functions of llama_layers.h. */
 struct llama_statistics {
     float *norm1_rstd, *q_rstd, *k_rstd, *norm2_rstd, *norm_rstd, *rotary, *scratch;
 };
 #define LLAMA_N_STATISTICS 7
 
-/* What model.own points at. */
+/* The struct at which model.own points. */
 struct llama {
     struct llama_params params, grads;
     struct llama_activations acts;

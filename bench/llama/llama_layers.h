@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llama_layers.h: the parts of a Llama that are neither matrix products nor attention, and that a GPT-2 does
- * not have, forward and backward, as a table of functions. There is one table for the host and one for CUDA.
- * The rules of layers.h hold: arithmetic is fp32, additions have a fixed order, backward functions ADD
- * to gradients of weights, and pointers are memory of on's device. */
+/* llama_layers.h: a table of functions, forward and backward, for the parts of a Llama that GPT-2 does not
+ * have and that are neither matrix products nor attention. There is one table for the host and one for CUDA.
+ * The rules of layers.h hold: arithmetic is fp32, additions have a fixed order, backward functions ADD to
+ * gradients of weights, and pointers are to memory of the device of `on`. */
 #ifndef ZERO_BENCH_LLAMA_LAYERS_H
 #define ZERO_BENCH_LLAMA_LAYERS_H
 
 #include "bench/compute.h"
 #include "bench/model/model_real.h"
 
-/* N rows with n vectors of `width` elements each, one after the other, such as the heads of q. Rows are `row`
- * elements apart: they may be some columns of a wider matrix. Whole rows are the case n = 1. */
+/* N rows of n consecutive vectors with `width` elements each, such as the heads of q. Rows are `row` elements
+ * apart, because they may be some columns of a wider matrix. With n = 1 each row is one vector. */
 struct llama_vectors {
     int64_t N, n, width, row;
 };
@@ -21,18 +21,19 @@ struct llama_layers {
 
     /* RMSNorm (Zhang and Sennrich, arXiv:1910.07467): out = inp * rstd * weight for each vector of inp, with
      * rstd = 1 / sqrt(mean(inp^2) + eps). Rows of out are out_row elements apart. rstd (N, n) is kept for
-     * backward. The vectors have one weight (width). */
+     * backward. All vectors have the same weight (width). */
     int (*rmsnorm_forward)(const struct compute *on, real *out, int64_t out_row, float *rstd, const real *inp,
                            struct llama_vectors inp_is, const real *weight, float eps, float *scratch);
-    /* dinp = gradient of inp, with inp's rows; if `adds`, it is added. dweight += gradient of weight. Either
-     * may be NULL. Rows of dout are dout_row elements apart. dinp may be dout. */
+    /* dinp = gradient of inp, or dinp += it if `adds` is set. dweight += gradient of weight. Either may be
+     * NULL. Rows of dinp are as far apart as those of inp, and rows of dout are dout_row elements apart. dinp
+     * may be dout. */
     int (*rmsnorm_backward)(const struct compute *on, real *dinp, bool adds, real *dweight, const real *dout,
                             int64_t dout_row, const real *inp, struct llama_vectors inp_is,
                             const real *weight, const float *rstd, float *scratch);
 
-    /* Turns the pairs of each vector of x, in place, by the angles of its row's position. positions (N) are
-     * rows of the table (positions, width), which llama_rotary_table makes. With `back`, it turns them the
-     * other way, which is the gradient. */
+    /* Rotates the pairs of each vector of x, in place, by the angles for its row's position. positions (N)
+     * selects rows of the table (positions, width) that llama_rotary_table makes. With `back`, it rotates
+     * them the other way, which computes the gradient. */
     int (*rotate)(const struct compute *on, real *x, struct llama_vectors x_is, const int32_t *positions,
                   const float *table, bool back);
 
@@ -53,7 +54,7 @@ extern const struct llama_layers llama_layers_host;
 /* Only in builds with CUDA. */
 extern const struct llama_layers llama_layers_cuda;
 
-/* The index of vector i of `is`, counted over the rows, if rows are `row` elements apart. */
+/* The index of the first element of vector i, counted over all rows, if rows are `row` elements apart. */
 MODEL_HOST_DEVICE int64_t llama_vector_at(const struct llama_vectors *is, int64_t i, int64_t row)
 {
     return i / is->n * row + i % is->n * is->width;

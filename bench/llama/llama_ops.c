@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llama_ops.c: the tensors of a Llama, one row for each in the order of enum llama_tensor, their initial
- * values and their published names, and its sizes. What a model or a stage lacks is left out of the table for
- * zero_wrap and of the map of names. With adapters all other tensors are frozen: they have no gradient. */
+/* llama_ops.c: the functions of a Llama's struct model_ops: its tensors, their initial values, their
+ * published names, and its sizes. Tensors that a model or a pipeline stage lacks are left out of the table
+ * for zero_wrap and of the map of names. With adapters, all other tensors are frozen: they have no
+ * gradient. */
 #include "bench/llama/llama_ops.h"
 #include "bench/train/state_hash.h"
 
@@ -15,18 +16,20 @@
  * shape. */
 enum size { END, OF_C, OF_HS, OF_LR, OF_A, OF_K, OF_F, OF_U, N_SIZES };
 
-/* Stacked tensors have L before these dimensions, and "model.layers.N." before their names. NORM: the
- * gradient is of this rank's tokens under sequence parallelism. PER_HEAD: it is of this rank's heads.
- * ADAPTER: a matrix that tp does not cut has a gradient of this rank's outputs or inputs. */
+/* The kinds of tensors differ in how a tensor-parallel rank computes their gradient, if tp does not cut them.
+ * For NORM, the gradient covers this rank's tokens under sequence parallelism. For PER_HEAD, it covers this
+ * rank's heads. For ADAPTER, it covers this rank's outputs or inputs. Such gradients are summed over the
+ * ranks (ZERO_TP_PARTIAL). */
 enum kind { MATRIX, BIAS, NORM, PER_HEAD, ADAPTER };
 
-/* The two matrices of an adapter. Their names begin as those of PEFT do after "model.layers.N.". */
+/* The two matrices of an adapter, with the names that PEFT gives them after "model.layers.N.". */
 #define ADAPTER_OF(target, module, outputs, inputs)                                                          \
     [LLAMA_LORA_A + (target)] = {module ".lora_A.weight", true, ADAPTER, {OF_LR, inputs}},                   \
                     [LLAMA_LORA_B + (target)] = {module ".lora_B.weight", true, ADAPTER, {outputs, OF_LR}}
 
 static const struct row {
     const char *name;
+    /* L comes before the dimensions, and "model.layers.N." before the name. */
     bool stacked;
     enum kind kind;
     enum size shape[3];
@@ -112,7 +115,8 @@ static uint32_t flags_of(const struct model_config *stage, enum llama_tensor num
     bool partial = stage->tp > 1 && (r->kind == PER_HEAD || (r->kind == NORM && stage->sequence) ||
                                      (r->kind == ADAPTER && whole));
     bool tied = number == LLAMA_EMBED && stage->hf->tied && stage->no_embedding != stage->no_head;
-    /* what the embedding's rows get is added, unless the head's product stores a gradient before */
+    /* the embedding adds to its gradient, unless the head has the same weights and stores its product
+     * first */
     bool adds = number == LLAMA_EMBED && (!stage->hf->tied || stage->no_head);
     uint32_t always = (r->stacked ? ZERO_STACKED : 0) | (tied ? ZERO_TIED : 0);
     return is_frozen(stage, number) ? always
@@ -121,7 +125,7 @@ static uint32_t flags_of(const struct model_config *stage, enum llama_tensor num
                                           (partial ? ZERO_TP_PARTIAL : 0);
 }
 
-/* Fills in the shape, and how tp cuts it: along the dimension that is a share of the heads, of the MLP or of
+/* Fills in the shape, and the dimension along which tp cuts the tensor: that of the heads, of the MLP or of
  * the token ids. */
 static void set_shape(struct zero_tensor *t, const struct model_config *stage, enum llama_tensor number)
 {
@@ -164,9 +168,9 @@ static int32_t describe(struct zero_tensor *table, int32_t *number, const struct
     return n;
 }
 
-/* Weights are normal with deviation 0.02, in residual projections smaller by 1/sqrt(2L); norms are 1 and
- * biases 0. Of an adapter, B is 0 and A is normal with the variance of PEFT's uniform values, 1 / (3 *
- * inputs). */
+/* Weights are normally distributed with deviation 0.02, times 1/sqrt(2L) in residual projections. Norms are 1
+ * and biases 0. In an adapter, B is 0. A is normally distributed with variance 1 / (3 * inputs), which is the
+ * variance of PEFT's uniform values. */
 static void starts_of(const struct model_config *c, struct model_start *out)
 {
     struct model_config whole = *c;
@@ -268,10 +272,10 @@ static int64_t kept_elems(const struct model_config *stage)
     return n;
 }
 
-/* What kept_elems counts, and per token:
+/* The sum of kept_elems and, per token:
  *
- *   4 C + 2 (A + K) + F   the buffers of backward, if they are shared
- *   LR                    for each adapter of a layer: its gradient. Its arrays are rounded up
+ *   4 C + 2 (A + K) + F   the buffers of backward, which micro-batches share
+ *   LR                    for each adapter of a layer: its gradient. These arrays are rounded up.
  *
  * In fp32, whatever the dtype:
  *

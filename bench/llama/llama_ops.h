@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llama_ops.h: a Llama as a kind of model, with sizes of a Hugging Face folder (hf_config.h): RMSNorm, rotary
- * positions, attention whose heads may share keys and values, and SwiGLU.
+/* llama_ops.h: a Llama as a kind of model, whose sizes come from a Hugging Face folder (hf_config.h). It has
+ * RMSNorm, rotary positions, grouped-query attention and SwiGLU.
  *
  * Every published matrix is one tensor, stacked over the layers. q, k and v are not fused, nor are the MLP's
  * gate and up. With grouped-query attention the rows of q, k and v differ in number, and tp would have to
@@ -15,13 +15,12 @@
 
 extern const struct model_ops llama_ops;
 
-/* Its passes for each dtype (llama.c). */
+/* The passes of a Llama, for each dtype (llama.c). */
 extern const struct model_passes llama_passes_f32, llama_passes_bf16;
 
-/* A tensor's number in the whole model, and its place among the model's pointers. Letters of shapes are those
- * of bench/model/model.h: L layers, C channels, HS channels of a head, and of tensor-parallel ranks their
- * parts A, K, F and U. The adapter of enum lora_target t has the tensors LLAMA_LORA_A + t (L, LR, inputs) and
- * LLAMA_LORA_B + t (L, outputs, LR), where LR is its rank. */
+/* A tensor's number in the whole model, which is also its index among the model's pointers. The letters of
+ * shapes are those of bench/model/model.h. The adapter of enum lora_target t has the tensors LLAMA_LORA_A + t
+ * (L, LR, inputs) and LLAMA_LORA_B + t (L, outputs, LR), where LR is the rank of adapters. */
 enum llama_tensor {
     LLAMA_EMBED,  /* (U, C), also the head of a tied model */
     LLAMA_NORM1,  /* (L, C), before attention */
@@ -45,7 +44,7 @@ enum llama_tensor {
     LLAMA_N_TENSORS = LLAMA_LORA_B + LORA_N_TARGETS
 };
 
-/* The sizes of a folder's model, as a model's. c is borrowed by the result. The context is that of c. */
+/* Converts the sizes of a folder to those of a model. The result refers to c, which must outlive it. */
 struct model_config llama_sizes(const struct hf_config *c);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* llama_rotary.c: angles are computed in double precision, since those of far positions are large. */
+/* llama_rotary.c: computes the table of rotary positions. Angles are in double precision, because those of
+ * high positions are large. */
 #include "bench/llama/llama_rotary.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* lora_config.h: which adapters (lora.h) a model has: the options of a command line, and adapter_config.json
- * of the PEFT library. A folder of PEFT also has the adapters' weights, in LORA_WEIGHTS_FILE. */
+/* lora_config.h: the choice of adapters (lora.h) of a model, by command-line options or by the
+ * adapter_config.json of the PEFT library. A PEFT folder also has the adapters' weights, in
+ * LORA_WEIGHTS_FILE. */
 #ifndef ZERO_BENCH_LORA_CONFIG_H
 #define ZERO_BENCH_LORA_CONFIG_H
 
@@ -17,7 +18,7 @@ static inline bool lora_has(const struct model_config *c, int target)
     return c->lora_rank && (c->lora_targets >> target & 1);
 }
 
-/* Adapters of a layer. */
+/* The number of adapters in a layer. */
 static inline int64_t lora_n(const struct model_config *c)
 {
     int64_t n = 0;
@@ -32,7 +33,7 @@ static inline double lora_scale(const struct model_config *c)
     return c->lora_alpha / (double)c->lora_rank;
 }
 
-/* Options of adapters. `in` is the field, with a dot, that has the struct model_options in OPTION_STRUCT. */
+/* The options of adapters. `in` is as in MODEL_CP_ROWS. */
 #define LORA_ROWS(in)                                                                                        \
     {"lora", "RANK",                                                                                         \
      "With a folder as --model: train adapters of this rank, not the model's weights (none)",                \
@@ -46,15 +47,18 @@ static inline double lora_scale(const struct model_config *c)
     }
 option_reader lora_read_targets;
 
-/* Takes the options in `own` over into c, whose sizes are known, with defaults. */
+/* Copies the options in `own` to c, checks them, and fills in the defaults. The sizes in c are known. */
 error_t lora_take_options(struct argp_state *state, struct model_config *c, const struct model_config *own);
 
-/* Reads dir's LORA_CONFIG_FILE. If c has adapters, they must be the same; otherwise c gets those of the file.
- * Returns 0 or ZERO_ERR_IO (the file cannot be read, or is not JSON), ZERO_ERR_ARG (a field is missing, not
- * possible or not the same), ZERO_ERR_NOTSUP (a kind of adapter that is not implemented here). */
+/* Reads dir's LORA_CONFIG_FILE. If c has adapters, the file must have the same; otherwise c gets those of the
+ * file. Returns 0 or an error:
+ *
+ *     ZERO_ERR_IO      the file cannot be read, or is not JSON
+ *     ZERO_ERR_ARG     a field is missing, impossible, or different from c
+ *     ZERO_ERR_NOTSUP  the adapters are of a kind that is not implemented here */
 int lora_config_read(struct model_config *c, const char *dir);
 
-/* Writes dir's LORA_CONFIG_FILE. base: the folder of the model. Returns 0 or a zero_err. */
+/* Writes dir's LORA_CONFIG_FILE. base is the folder of the model. Returns 0 or a zero_err. */
 int lora_config_write(const struct model_config *c, const char *dir, const char *base);
 
 #endif

@@ -1,21 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention.c: attention in tiles, as matrix products and functions of the layer table
- * (attention.h).
+/* attention.c: attention in tiles, as matrix products and functions of the layer table (attention.h).
  *
- * The heads of a batch come in groups, so that the scores of a tile stay in a cache. What a product reads is
- * first copied to arrays of their own, where rows lie next to each other, and missing queries are 0. So the
- * shapes and strides of products depend only on the tile, not on which rows the caller has or how it stores
- * them.
+ * The heads of a batch are processed in groups, so that the scores of a tile stay in a cache. The operands of
+ * products are first copied to separate arrays with dense rows, in which missing queries are 0. So the shapes
+ * and strides of products depend only on the tile, not on which rows the caller has or how it stores them.
  *
- * The heads of queries that use the same head of keys lie next to each other in these arrays. So they are one
- * matrix, and a product with all of them adds their gradients of keys and values in fp32. */
+ * Query heads that share a key head are adjacent in these arrays and form one matrix. So one product adds up
+ * their gradients of keys and values in fp32. */
 #include "bench/model/layers.h"
 #include "bench/train/profile.h"
 
 #include <math.h>
 
-/* Positions in a tile of queries; a GPU wants few large products. Keys that are multiplied at once. Bytes of
- * the scores of a group of heads. */
+/* HOST_TILE, GPU_TILE: positions in a tile of queries; a GPU needs few large products. KEYS: keys in one
+ * product. HOST_BYTES, GPU_BYTES: the most bytes of scores of a group of heads. */
 enum { HOST_TILE = 128, GPU_TILE = 256, KEYS = 1024, HOST_BYTES = 4 << 20, GPU_BYTES = 128 << 20 };
 
 static int64_t smaller(int64_t a, int64_t b)
@@ -28,15 +26,15 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* One group of heads of keys, and the heads of queries that use them. All arrays are (heads, rows, HS), but
- * scores, datt, att and dscores are (heads, queries of a tile, keys), and logsum and logsum_part (heads,
- * queries of a tile). */
+/* One group of key heads, and the query heads that use them. scores, datt, att and dscores are (heads,
+ * queries of a tile, keys). logsum and logsum_part are (heads, queries of a tile). All other arrays are
+ * (heads, rows, HS). */
 struct work {
     const struct compute *on;
     const struct model_layers *layers;
     const struct model_attention_args *args;
-    int64_t group, first, n_heads; /* heads of keys: of a group, the first, and how many */
-    int64_t sharing;               /* heads of queries for each of them */
+    int64_t group, first, n_heads; /* key heads: the most in a group, the first, and their number */
+    int64_t sharing;               /* query heads that share a key head */
     int64_t tile_rows, n_keys;     /* positions in a tile; rows of keys */
     struct model_tile tile;
     int64_t n_blocks; /* of keys that this tile has multiplied */
@@ -48,7 +46,7 @@ struct work {
     float *dq, *dk, *dv;
 };
 
-/* Points the arrays into memory. Returns the floats that they take, which needs no memory. */
+/* Points the arrays into the memory `at`, which may be NULL. Returns how many floats they take. */
 static int64_t lay_out(struct work *w, float *at)
 {
     int64_t queries = w->group * w->sharing * smaller(w->tile_rows, w->args->T);
@@ -115,8 +113,8 @@ struct matrices {
     int64_t row, head;
 };
 
-/* c (M, N) = op(a) (M, K) * op(b) (K, N) in fp32 for each head of keys of the group. If `adds`, it is
- * added. */
+/* c (M, N) = op(a) (M, K) * op(b) (K, N) in fp32, for each key head of the group. If `adds` is set, the
+ * product is added to c. */
 static int multiply(struct work *w, struct matrices c, bool adds, struct matrices a, bool trans_a,
                     struct matrices b, bool trans_b, int64_t M, int64_t N, int64_t K)
 {
@@ -134,7 +132,8 @@ static int multiply(struct work *w, struct matrices c, bool adds, struct matrice
     return zr_gemm_run(w->on->gemm, &args);
 }
 
-/* The tile's queries of all heads that share keys; rows of keys; and the scores of these queries. */
+/* The rows of the tile's queries, over all heads that share a key head. The functions below describe these
+ * queries, the keys, and their scores as matrices. */
 static int64_t n_sharing(const struct work *w)
 {
     return w->sharing * w->tile.n_queries;
@@ -155,8 +154,8 @@ static struct matrices of_scores(const struct work *w, void *at)
     return (struct matrices){at, w->tile.n_keys, n_sharing(w) * w->tile.n_keys};
 }
 
-/* The group's heads in an array of the caller with `row` elements between n rows: heads of queries, and of
- * keys. */
+/* The place of the group's query heads, and of its key heads, in an array of the caller. The rows of the
+ * array are `row` elements apart. */
 static struct model_heads query_heads(const struct work *w, int64_t row, int64_t n)
 {
     int64_t HS = w->args->HS;

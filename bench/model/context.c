@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* context.c: attention of one rank, and the three forms of context.h.
  *
- * A plane has one of queries, keys or values of some heads, or their gradient: (B, T, n*HS) of this rank's
- * tokens, or (B, context, n*HS) of the whole rows. Planes of keys and values are smaller than those of the
- * queries that use them if heads of queries share heads of keys. Between ranks planes travel in the order of
- * ranks. Attention takes whole rows in their own order, so planes are put into it after they were received,
- * and taken apart before they are sent. */
+ * A plane is an array with the queries, the keys or the values of n heads, or with their gradient. It covers
+ * this rank's tokens (B, T, n*HS) or whole rows (B, context, n*HS). With grouped-query attention, planes of
+ * keys and values have fewer heads than those of queries. Collectives need planes in the order of ranks, and
+ * attention needs rows in the order of positions. So planes are rearranged after they were received and
+ * before they are sent. */
 #include "bench/model/model.h"
 #include "kernels/alloc.h"
 
@@ -49,13 +49,13 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* The heads of keys that n heads of queries use. n is a multiple of the heads that share one. */
+/* The number of key heads that n query heads use. n is a multiple of the query heads that share one. */
 static int64_t kv_heads_for(const struct model *m, int64_t n)
 {
     return n / model_sharing_heads(&m->config);
 }
 
-/* The first columns of the keys and of the values in a row of qkv that a head of queries uses. */
+/* In a row of qkv: the first columns of the keys and of the values that a query head uses. */
 static int64_t key_column(const struct model *m, int64_t head)
 {
     return model_part_channels(&m->config) + kv_heads_for(m, head) * model_head_size(&m->config);
@@ -68,7 +68,7 @@ static int64_t value_column(const struct model *m, int64_t head)
 
 /* ---- moving rows ---- */
 
-/* Planes that travel together: their number, and the heads of each. */
+/* Planes that are sent together: their number, and the heads of each. */
 struct planes {
     int n;
     int64_t heads[3];
@@ -102,7 +102,7 @@ static int put_columns(struct model *m, real *matrix, int64_t width, const real 
     return copy_rows(m, matrix, width * REAL, plane, row, model_own_tokens(m), row);
 }
 
-/* Copies rank c's plane to its places in the plane of whole rows, or back from there. */
+/* Copies rank c's plane to its rows in a plane of whole rows or, with `back`, from there. */
 static int move_rows(struct model *m, int32_t c, void *whole, void *plane, int64_t row_bytes, bool back)
 {
     const struct model_rows r = model_rows_of(m, c);
@@ -117,8 +117,8 @@ static int move_rows(struct model *m, int32_t c, void *whole, void *plane, int64
     return 0;
 }
 
-/* The same for several planes of every rank: ranks has all planes of the first rank, then those of the next,
- * and whole has planes of whole rows. */
+/* The same for several planes of every rank. `ranks` has all planes of the first rank, then those of the
+ * next; `whole` has the planes of whole rows. */
 static int move_planes(struct model *m, void *whole, void *ranks, const struct planes *p,
                        int64_t element_bytes, bool back)
 {
@@ -131,7 +131,8 @@ static int move_planes(struct model *m, void *whole, void *ranks, const struct p
     return 0;
 }
 
-/* Rounds a plane of fp32 gradients into columns of a matrix. rounded is a buffer of a plane. */
+/* Rounds a plane of fp32 gradients to the model's dtype and copies it to columns of a matrix. `rounded` is a
+ * buffer for one plane. */
 static int round_columns(struct model *m, real *matrix, int64_t width, const float *plane, real *rounded,
                          int64_t n)
 {
@@ -200,15 +201,15 @@ static int own_backward(struct model *m, real *dqkv, const real *datty, const re
 
 /* ---- the gather form ---- */
 
-/* Its buffers, for n heads of queries and kv heads of keys at a time. */
+/* The buffers of the gather form, for n query heads and kv key heads at a time. */
 struct gathered {
     int64_t n, kv;
-    /* Keys and values: (cp, 2) planes of ranks, and 2 planes of whole rows. When these have been used, both
-     * together are a buffer for a plane of queries. */
+    /* Keys and values: (cp, 2) planes in the order of ranks, and 2 planes of whole rows. After attention, the
+     * memory of both is a buffer for a plane of queries. */
     real *ranks, *whole;
-    /* Planes of the results of some heads, and of their gradient; if n is not all heads. */
+    /* Planes of the results of n heads, and of their gradient. NULL if n is all heads. */
     real *y, *dy;
-    /* Gradients of keys and values in the same orders, and of queries. */
+    /* Gradients of keys and values, of whole rows and in the order of ranks; and those of queries. */
     float *dwhole, *dranks, *dq;
 };
 
@@ -226,8 +227,8 @@ static struct gathered open_gathered(const struct model *m)
     return g;
 }
 
-/* Gathers the keys and values of g->n heads of queries from head `first` on, and returns attention to
- * them. */
+/* Gathers the keys and values that g->n query heads use, from head `first` on. Fills in the arguments of
+ * attention to them. */
 static int gather_heads(struct model *m, const struct gathered *g, int64_t first, const real *qkv,
                         struct model_attention_args *out)
 {
@@ -261,7 +262,7 @@ static int gather_forward(struct model *m, real *atty, float *logsum, real *qkv)
     return 0;
 }
 
-/* Gradients of keys and values go back to the ranks that have the tokens. Each receives their sum. */
+/* Sums the gradients of keys and values over the ranks. Each rank receives those of its own tokens. */
 static int scatter_heads(struct model *m, const struct gathered *g, int64_t first, real *dqkv)
 {
     int64_t row = model_part_qkv(&m->config), plane = own_plane(m, g->kv);
@@ -298,7 +299,7 @@ static int gather_backward(struct model *m, real *dqkv, const real *datty, const
 
 /* ---- the exchange form ---- */
 
-/* The heads of queries and of keys that a rank attends for, of all tokens. */
+/* The number of query heads, and of key heads, for which a rank computes the attention of all tokens. */
 static int64_t exchanged_heads(const struct model *m)
 {
     return model_part_heads(&m->config) / m->config.cp;
@@ -309,8 +310,8 @@ static int64_t exchanged_kv_heads(const struct model *m)
     return kv_heads_for(m, exchanged_heads(m));
 }
 
-/* Its two buffers. Each has room for queries, keys and values of all heads, and for the results and their
- * gradient. */
+/* The two buffers of the exchange form. Each has room for the queries, keys and values of all heads, or for
+ * the results and their gradient. */
 static real *exchange_buffer(const struct model *m, int i)
 {
     int64_t heads = model_part_heads(&m->config), kv = model_part_kv_heads(&m->config);
@@ -323,9 +324,9 @@ static struct planes exchanged_planes(const struct model *m)
     return (struct planes){3, {exchanged_heads(m), exchanged_kv_heads(m), exchanged_kv_heads(m)}};
 }
 
-/* Exchanges matrices of all heads, so that whole gets the planes p of this rank's heads. `columns` is the
- * distance between rows of a matrix, and first[i] the first column of plane i. whole may be sent, but not
- * received. */
+/* Exchanges matrices that have all heads and this rank's tokens. `whole` gets the planes p of this rank's
+ * heads and all tokens. first[i] is the first column of plane i in a matrix, and `columns` the distance
+ * between rows. whole and sent may be the same buffer; whole and received may not. */
 static int to_heads(struct model *m, real *whole, const real *const *first, const struct planes *p,
                     int64_t columns, real *sent, real *received)
 {
@@ -338,8 +339,8 @@ static int to_heads(struct model *m, real *whole, const real *const *first, cons
     return move_planes(m, whole, received, p, REAL, false);
 }
 
-/* The inverse: this rank's tokens of planes in whole become columns of matrices with all heads. whole is then
- * overwritten. */
+/* The inverse: planes of this rank's heads become columns of matrices with all heads and this rank's tokens.
+ * Overwrites `whole`. */
 static int to_tokens(struct model *m, real *const *first, const struct planes *p, int64_t columns,
                      real *whole, real *sent)
 {
@@ -353,7 +354,7 @@ static int to_tokens(struct model *m, real *const *first, const struct planes *p
     return 0;
 }
 
-/* Attention for this rank's heads. qkv has their planes. */
+/* The arguments of attention for this rank's heads, whose planes are in qkv. */
 static struct model_attention_args exchanged(const struct model *m, const real *qkv)
 {
     int64_t n = exchanged_heads(m);
@@ -366,7 +367,7 @@ static struct model_attention_args exchanged(const struct model *m, const real *
     return args;
 }
 
-/* The exchanged planes replace qkv, which has as many elements. Backward needs nothing else of it. */
+/* The exchanged planes replace qkv, which has as many elements. They are all that backward needs. */
 static int exchange_forward(struct model *m, real *atty, float *logsum, real *qkv)
 {
     const struct planes of_qkv = exchanged_planes(m), of_y = {1, {exchanged_heads(m)}};
@@ -398,13 +399,15 @@ static int exchange_backward(struct model *m, real *dqkv, const real *datty, con
 
 /* ---- the ring form ---- */
 
-/* Its buffers. A message has keys and values, and after them the sum of their gradients so far. */
+/* The buffers of the ring form. A message has keys and values, followed by the sum of their gradients so
+ * far. */
 struct ring {
-    /* Elements of a plane of queries, and of one of keys; floats of keys and values. */
+    /* Elements of a plane of queries and of a plane of keys, and the size of keys and values in floats. */
     int64_t plane, kv_plane, kv;
     float *message[2];
-    /* Forward: the results, and those of one step. Backward: the gradients of queries, and those of keys and
-     * values of one step, where dkv is also a buffer for one plane of queries. */
+    /* Forward: y are the results, and y_part and logsum_part those of one step. Backward: dq are the
+     * gradients of queries, and dkv those of keys and values of one step. At the end, dkv is a buffer for one
+     * plane of queries. */
     float *y, *y_part, *dq, *dkv, *logsum_part;
 };
 
@@ -436,7 +439,7 @@ static int ring_keys(struct model *m, const struct ring *r, const real *qkv)
     return take_columns(m, k + r->kv_plane, qkv + value_column(m, 0), row, n);
 }
 
-/* Attention to the keys and values in a message. */
+/* The arguments of attention to the keys and values in a message. */
 static struct model_attention_args ring_attention(const struct model *m, const struct ring *r, int64_t step,
                                                   const float *message, const real *qkv)
 {
@@ -450,7 +453,7 @@ static struct model_attention_args ring_attention(const struct model *m, const s
     return args;
 }
 
-/* Whether any query is behind a key. */
+/* Whether any query is at or after the first key. */
 static bool sees_any(const struct model_attention_args *a)
 {
     int64_t last =
@@ -482,9 +485,9 @@ static int ring_forward(struct model *m, real *atty, float *logsum, real *qkv)
     return m->compute->dev->ops->cast(m->compute->stream, atty, MODEL_DTYPE, r.y, ZERO_F32, r.plane);
 }
 
-/* In each step a message brings the next keys and values, and the sum of gradients of the current ones, to
- * which the step's own are added. So both travel while the step computes. After the last step one more
- * shift brings the sums home. */
+/* In each step, a rank receives the next keys and values, and the sum of the gradients of the current ones,
+ * to which it adds its own. So both are sent while the rank computes. After the last step, one more shift
+ * sends the sums to the ranks that have the keys. */
 static int ring_backward(struct model *m, real *dqkv, const real *datty, const real *atty,
                          const float *logsum, const real *qkv)
 {

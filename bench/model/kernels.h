@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* kernels.h: what the models' kernels for rows of elements share: moving several elements at once, sums
- * along a row and over rows, and the shapes of blocks. It is C++ for the .cu files; include cuda_runtime.h
- * before it. */
+/* kernels.h: helpers for the models' CUDA kernels that work on rows of elements: loads and stores of several
+ * elements at once, sums along a row and over rows, and the shapes of blocks. It is C++ for the .cu files;
+ * include cuda_runtime.h before it. */
 #ifndef ZERO_BENCH_MODEL_KERNELS_H
 #define ZERO_BENCH_MODEL_KERNELS_H
 
@@ -15,14 +15,14 @@ extern "C" {
 namespace
 {
 
-/* Warps per block; each has a row, or adds columns. */
+/* Warps per block. Each works on one row, or adds up columns. */
 const int ROWS = 8;
-/* Parts of sums over rows. */
+/* The number of partial sums in a sum over rows. */
 const int N_CHUNKS = 64;
-/* Elements that are moved at once. */
+/* Elements that one instruction loads or stores: 16 bytes. */
 const int WIDE = 16 / (int)sizeof(real);
 
-/* ---- moving W elements at once ---- */
+/* ---- loads and stores of W elements at once ---- */
 
 template <class T, int W> struct alignas(W == 1 ? sizeof(T) : 16) pack {
     T x[W];
@@ -54,7 +54,7 @@ template <int W> __device__ __forceinline__ void store(real *to, const float x[W
     *reinterpret_cast<pack<real, W> *>(to) = p;
 }
 
-/* Loads floats, whatever a real is. */
+/* Loads floats, whatever the type of real is. */
 template <int W> __device__ __forceinline__ void load_floats(float x[W], const float *from)
 {
     const int N = W < 4 ? W : 4;
@@ -91,7 +91,7 @@ __device__ __forceinline__ float sum_over_y(float x)
     if (threadIdx.y == 0)
         for (int y = 0; y < ROWS; y++)
             sum += parts[y][threadIdx.x];
-    __syncthreads(); /* then parts may be written again */
+    __syncthreads(); /* parts may be written again after this */
     return sum;
 }
 
@@ -109,7 +109,7 @@ __global__ void add_parts_kernel(real *grad, const float *parts, int C)
 
 /* ---- launching ---- */
 
-/* Whether rows of n elements, and of n floats, can be moved WIDE elements at a time. */
+/* Whether rows of n elements, and rows of n floats, can be loaded and stored WIDE elements at a time. */
 template <class... P> bool wide(int64_t n, P... pointers)
 {
     uintptr_t bits = 0;

@@ -3,21 +3,21 @@
  * functions. There is one table for the host and one for CUDA.
  *
  * N is the number of rows (B*T), C the number of channels. Backward functions ADD to gradients of weights.
- * All functions are deterministic: additions have a fixed order, there are no atomic additions, and no
- * contraction on the host. On the host every instruction set gives the same bits.
+ * All functions are deterministic: additions have a fixed order and are never atomic. On the host they
+ * use no fused multiply-adds, so every instruction set gives the same bits.
  *
- * Pointers are memory of on's device. On the host, work is done when a function returns. On a GPU it goes to
- * on's stream. The buffer scratch has n_scratch() floats, and is in use until the stream has passed the work.
- * Each function returns 0 or a zero_err. */
+ * All pointers are to memory of the device of `on`. On the host, the work is done when a function returns. On
+ * a GPU, it is queued on the stream of `on`. The buffer scratch has n_scratch() floats, and is in use until
+ * the stream has completed the work. Each function returns 0 or a zero_err. */
 #ifndef ZERO_BENCH_MODEL_LAYERS_H
 #define ZERO_BENCH_MODEL_LAYERS_H
 
 #include "bench/model/attention.h"
 
-/* Rows by number, for the embedding's backward. The number distinct[i], of a token or a position, occurs in
- * rows order[first[i]] .. order[first[i + 1] - 1]. */
+/* Rows grouped by token id or by position, for the backward pass of the embedding. The id or position
+ * distinct[i] occurs in rows order[first[i]] to order[first[i + 1] - 1]. */
 struct model_groups {
-    /* (B*T) Rows, sorted by number and then by row. */
+    /* (B*T) Rows, sorted by id or position, and then by row. */
     int32_t *order;
     /* (B*T) and (B*T + 1); n_distinct and n_distinct + 1 elements are used. */
     int32_t *distinct, *first;
@@ -29,22 +29,22 @@ struct model_batch {
     /* (B, T) each. A position counts from the beginning of the row, or of its document. */
     int32_t *tokens, *targets, *positions;
     struct model_groups by_token, by_position;
-    /* (B, context) With config.documents: where the document of each token of the whole row begins. Without
-     * them NULL. */
+    /* (B, context) With config.documents: the position at which each token's document begins, for all tokens
+     * of the whole row. Otherwise NULL. */
     int32_t *document_start;
 };
 
-/* A target that does not count in the loss. No rank of tensor parallelism has it. */
+/* A target that does not count in the loss. It belongs to no tensor-parallel rank. */
 enum { MODEL_LEFT_OUT = -2 };
 
-/* The distribution that a row should have: `each` on all V tokens, and `target` more on its target. Without
- * label smoothing (Szegedy et al., arXiv:1512.00567) these are 0 and 1. */
+/* The distribution that the loss compares with: probability `each` for all V tokens, and `target` in addition
+ * for the row's target. Without label smoothing (Szegedy et al., arXiv:1512.00567) these are 0 and 1. */
 struct model_label {
     float each, target;
 };
 
-/* Attention in one kernel, for head sizes that fits() accepts. The functions are those of attention.h.
- * They need no scratch, and are deterministic, too. */
+/* Fused attention kernels, for head sizes that fits() accepts. The functions compute what those of
+ * attention.h do. They need no scratch, and they are deterministic too. */
 struct model_attention {
     bool (*fits)(int64_t HS);
     int (*forward)(const struct compute *on, const struct model_attention_args *args, real *y, float *y32,
@@ -54,15 +54,16 @@ struct model_attention {
                     const struct model_attention_grads *grads);
 };
 
-/* n heads of a batch, from number `first` on, in an array. Head h has rows of `width` elements. They begin at
- * h / NH * batch + h % NH * head, and are `row` elements apart. */
+/* The place of n heads of a batch in an array, from head number `first` on. Heads are counted over the batch.
+ * Head h has rows of `width` elements, which begin at h / NH * batch + h % NH * head and are `row` elements
+ * apart. */
 struct model_heads {
     int64_t first, n, NH, width;
     int64_t batch, head, row;
 };
 
-/* A tile of scores (n_heads, n_queries, n_keys): of heads from first_head on, queries at positions from
- * `query` on, and keys at positions from `key` on. A query that is not among `queries` sees no key. */
+/* A tile of scores (n_heads, n_queries, n_keys). first_head is its first head, `query` the position of its
+ * first query, and `key` the position of its first key. A query that is not among `queries` sees no key. */
 struct model_tile {
     int64_t first_head, n_heads, NH, T;
     int64_t query, n_queries, key, n_keys;
@@ -71,7 +72,7 @@ struct model_tile {
     float scale;
 };
 
-/* The keys that a query sees: from .. to - 1, counted from the tile's first. */
+/* The keys that a query sees: `from` to `to` - 1, counted from the tile's first key. */
 struct model_seen {
     int64_t from, to;
 };
@@ -95,7 +96,7 @@ MODEL_HOST_DEVICE struct model_seen model_seen_keys(const struct model_tile *t, 
 struct model_layers {
     /* NULL: attention consists of matrix products and the functions below. */
     const struct model_attention *attention;
-    /* Rows of logits are padded to a multiple of so many elements. */
+    /* Rows of logits are padded to a multiple of this many elements. */
     int64_t row_align;
     int64_t (*n_scratch)(const struct compute *on, int64_t N, int64_t C);
 
@@ -103,8 +104,8 @@ struct model_layers {
      * kept for backward. */
     int (*layernorm_forward)(const struct compute *on, real *out, float *mean, float *rstd, const real *inp,
                              const real *weight, const real *bias, float *scratch, int64_t N, int64_t C);
-    /* dinp (N, C) += gradient of the input, unless it is NULL. If dweight is NULL, so is dbias, and neither
-     * is added to. weight is used for dinp only. */
+    /* dinp (N, C) += gradient of the input, unless dinp is NULL. dweight and dbias get the gradients of the
+     * weight and the bias; both may be NULL. weight is used for dinp only. */
     int (*layernorm_backward)(const struct compute *on, real *dinp, real *dweight, real *dbias,
                               const real *dout, const real *inp, const real *weight, const float *mean,
                               const float *rstd, float *scratch, int64_t N, int64_t C);
@@ -114,12 +115,12 @@ struct model_layers {
     /* dout becomes the gradient of inp, in place. */
     int (*gelu_backward)(const struct compute *on, real *dout, const real *inp, int64_t n);
 
-    /* to (heads, n, width) = the rows of `from` at positions first .. first + n - 1, and 0 for positions that
-     * rows lacks. */
+    /* to (heads, n, width) = the rows of `from` at positions first to first + n - 1, and 0 at positions that
+     * are not in rows. */
     int (*attention_load)(const struct compute *on, real *to, const real *from, struct model_heads heads,
                           struct model_rows rows, int64_t first, int64_t n);
-    /* Writes `from` (heads, n, width) to these rows of `to`. If to32 is not NULL, it writes them there
-     * instead, or adds them. */
+    /* The reverse: writes `from` (heads, n, width) to these rows of `to`. If to32 is not NULL, it writes them
+     * to to32 instead, or adds them there if `adds` is set. */
     int (*attention_store)(const struct compute *on, real *to, float *to32, bool adds, const float *from,
                            struct model_heads heads, struct model_rows rows, int64_t first, int64_t n);
     /* att = softmax of scale * scores over the keys that a query sees, 0 for the others. logsum (n_heads,
@@ -129,28 +130,30 @@ struct model_layers {
     /* Merges results for different keys as model_attention_merge does. logsum is (heads, n). */
     int (*attention_merge)(const struct compute *on, float *y, float *logsum, const float *y_part,
                            const float *logsum_part, struct model_heads heads, int64_t n);
-    /* dots (B, NH, n) = dy . y of each row (B, n, NH, HS). This is what a query's att . datt would be. */
+    /* dots (B, NH, n) = the dot product of dy and y (B, n, NH, HS) for each query and head. It equals the dot
+     * product of att and datt. */
     int (*attention_dots)(const struct compute *on, float *dots, const real *dy, const real *y, int64_t B,
                           int64_t n, int64_t NH, int64_t HS);
-    /* att = the softmax again, from logsum. dscores = gradient of the unscaled scores, from datt, the
-     * gradient of att. logsum and dots are (B, NH, rows of all queries). Overwrites scores and datt. */
+    /* att = the softmax, computed again from logsum. dscores = gradient of the unscaled scores, computed from
+     * datt, the gradient of att. logsum and dots are (B, NH, rows of all queries). Overwrites scores and
+     * datt. */
     int (*attention_softmax_backward)(const struct compute *on, real *att, real *dscores, float *scores,
                                       float *datt, const float *logsum, const float *dots,
                                       struct model_tile tile);
 
-    /* loss (N) = -log softmax(logits) of all tokens, weighted by label, for each row; dlogits = scale * its
-     * gradient. Both are 0 if the target is MODEL_LEFT_OUT. Overwrites logits. logits and dlogits are (N, V),
-     * with ld elements between rows. */
+    /* loss (N) = the cross entropy of each row: -log softmax(logits), weighted over all tokens by label.
+     * dlogits = scale * its gradient. Both are 0 if the target is MODEL_LEFT_OUT. Overwrites logits. logits
+     * and dlogits are (N, V), with ld elements between rows. */
     int (*cross_entropy)(const struct compute *on, real *dlogits, double *loss, float *logits,
                          const int32_t *targets, int64_t N, int64_t V, int64_t ld, struct model_label label,
                          float scale);
     /* Cross entropy in three steps, if the token ids are split over tensor-parallel ranks. V is the number of
-     * this rank's ids. A negative target belongs to another rank. The first two steps write values over the
-     * rank's ids, one for each row, which the caller reduces over the ranks before the next step:
+     * this rank's ids. A negative target belongs to another rank. The first two steps write one value per row
+     * that covers this rank's ids only. The caller reduces the values over the ranks before the next step:
      *
-     *   vocab_top           top (N), the largest logit: by maximum
+     *   vocab_top           top (N), the largest logit. Reduce by maximum.
      *   vocab_exponentials  total (N), the sum of exp(logit - top), and wanted (N), the sum of logit - top
-     *                       weighted by the label: both by sum
+     *                       weighted by the label. Reduce both by sum.
      *
      * The exponentials replace logits. vocab_loss computes loss (N) = log(total) - wanted, and dlogits (N,
      * width) = scale * its gradient, or 0 where the target is MODEL_LEFT_OUT. width is the same on all ranks.
@@ -164,9 +167,9 @@ struct model_layers {
                       const float *total, const float *wanted, const int32_t *targets, int64_t N, int64_t V,
                       int64_t width, int64_t ld, struct model_label label, float scale);
 
-    /* *total += the mean of loss (N), rounded to a multiple of 2^-36. So adding up to 2^17 of them is exact,
-     * and the mean over ranks and micro-batches does not depend on how micro-batches are distributed over
-     * ranks (for powers of two). */
+    /* *total += the mean of loss (N), rounded to a multiple of 2^-36. So the sum of up to 2^17 means is
+     * exact. If the numbers of ranks and micro-batches are powers of two, the mean over all of them does not
+     * depend on which rank has which micro-batch. */
     int (*add_loss)(const struct compute *on, double *total, const double *loss, int64_t N);
 
     /* dbias (C) += sum of dout (N, C) over rows. */
@@ -180,8 +183,8 @@ struct model_layers {
     int (*embedding_forward)(const struct compute *on, real *out, const int32_t *tokens,
                              const int32_t *positions, const real *wte, const real *wpe, int64_t N,
                              int64_t C);
-    /* Add the rows of dout (N, C) to the rows of grad that `to` lists, which may be none. A token may have
-     * many rows; a position has few. */
+    /* Add the rows of dout (N, C) to the rows of grad that `to` lists. The list may be empty. A token may
+     * occur in many rows; a position occurs in few. */
     int (*tokens_backward)(const struct compute *on, real *grad, const real *dout,
                            const struct model_groups *to, float *scratch, int64_t C);
     int (*positions_backward)(const struct compute *on, real *grad, const real *dout,
@@ -204,8 +207,8 @@ extern const struct model_attention model_attention_cuda;
 #define MODEL_SQRT_2_OVER_PI 0.7978845608f
 #define MODEL_GELU_CUBIC     0.044715f
 
-/* The u in gelu(x) = x/2 * (1 + tanh(u)) = x * gate, with gate = 1 / (1 + e^(-2u)). u = sqrt(2/pi) * (x +
- * 0.044715 x^3). */
+/* Returns u = sqrt(2/pi) * (x + 0.044715 x^3), for gelu(x) = x/2 * (1 + tanh(u)) = x * gate with gate = 1 /
+ * (1 + e^(-2u)). */
 MODEL_HOST_DEVICE float model_gelu_u(float x)
 {
     return MODEL_SQRT_2_OVER_PI * (x + MODEL_GELU_CUBIC * x * x * x);

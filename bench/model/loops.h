@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* loops.h: sums and exponentials that a compiler can vectorise without reordering floating-point
- * operations: sums over 16 lanes in a fixed order, and element-wise loops. So every instruction set gives the
- * same bits. The layers on the host use them. */
+/* loops.h: sums and exponentials that a compiler can vectorise without reordering floating-point operations.
+ * Sums are over 16 lanes in a fixed order, and the other loops are element-wise. So every instruction set
+ * gives the same bits. The layers on the host use them. */
 #ifndef ZERO_BENCH_MODEL_LOOPS_H
 #define ZERO_BENCH_MODEL_LOOPS_H
 
@@ -41,9 +41,9 @@ static inline float dot(const float *x, const float *y, int64_t n)
     return sum_lanes(s);
 }
 
-/* e^x within 2 units in the last place for x between lowest >= -87 and highest <= 88. Outside, x is replaced
- * by the nearer limit; a NaN stays one. It follows Cephes' expf: 2^n times a polynomial on [-ln2/2, ln2/2].
- * Unlike libm's, it can be vectorised. */
+/* Returns e^x within 2 units in the last place, for x between `lowest`, at least -87, and `highest`, at most
+ * 88. An x outside is replaced by the nearer limit; a NaN stays a NaN. The method is that of Cephes' expf:
+ * 2^n times a polynomial on [-ln2/2, ln2/2]. Unlike the function of libm, it can be vectorised. */
 static inline float exp_between(float x, float lowest, float highest)
 {
     const float to_whole = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
@@ -71,14 +71,15 @@ static inline float fast_exp(float x)
     return exp_between(x, -87.0f, 88.0f);
 }
 
-/* 1 / (1 + e^-x). The limit is e^80, since its reciprocal is not denormal. Vector code computes the value at
- * the limit for every element, and some CPUs take a hundred times as long for denormal numbers. */
+/* 1 / (1 + e^-x). The exponent's limit is 80, because the reciprocal of e^80 is not denormal. Some CPUs take
+ * a hundred times as long for denormal numbers, and vector code computes the value at the limit for every
+ * element. */
 static inline float sigmoid(float x)
 {
     return 1.0f / (1.0f + exp_between(-x, -87.0f, 80.0f));
 }
 
-/* Adds n fp32 sums to a gradient, with one rounding for any number of summed rows. */
+/* Adds n fp32 sums to a gradient. It rounds once, however many rows were summed. */
 static inline void add_columns(real *restrict grad, const float *restrict columns, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_config.c: presets, option parsing and checks for model_config.h. The sizes are those of GPT-2's
- * published checkpoints (Radford et al. 2019). gpt2-nano is small enough to learn something in a minute on
+/* model_config.c: presets, option parsing and checks for model_config.h. The presets are GPT-2's published
+ * checkpoints (Radford et al. 2019) and gpt2-nano, which is small enough to learn something in a minute on
  * two CPU cores. */
 #include "bench/model/model_config.h"
 #include "bench/gpt2/gpt2_ops.h"
@@ -40,7 +40,7 @@ const struct option_word model_cp_orders[] = {
 int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *number,
                        const struct model_config *stage, enum zero_dtype dtype)
 {
-    static void *nowhere[2][MODEL_MAX_TENSORS]; /* pointers that nobody follows */
+    static void *nowhere[2][MODEL_MAX_TENSORS]; /* the table refers to them, but nobody reads them */
     const struct model_pointers pointers = {.params = nowhere[0], .grads = nowhere[1], .dtype = dtype};
     int32_t unused[MODEL_MAX_TENSORS];
     return stage->ops->describe(table, number ? number : unused, stage, &pointers);
@@ -51,13 +51,13 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* C, divided over the ranks whose rows between products are split. */
+/* C, divided over the tensor-parallel ranks with sequence parallelism. */
 static int64_t own_channels(const struct model_config *c)
 {
     return c->sequence ? model_part(c, c->channels) : c->channels;
 }
 
-/* What a stage would keep with another number of layers. */
+/* ops->kept_elems of the stage, if it had this number of layers. */
 static int64_t kept_with(const struct model_config *stage, int64_t layers)
 {
     struct model_config c = *stage;
@@ -83,7 +83,7 @@ int64_t model_most_bytes(const struct model_config *c, int64_t B, int64_t elemen
            (c->layers - full.layers) * B * c->context * c->channels * element_bytes;
 }
 
-/* The layout is that of context.c's buffers. */
+/* The sizes follow the layout of the buffers in context.c. */
 struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int64_t element_bytes)
 {
     int64_t tokens = B * model_own_context(c), heads = model_part_heads(c), HS = model_head_size(c);
@@ -108,9 +108,9 @@ struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int6
     }
 }
 
-/* Gradients of keys and values are fp32, except in the exchange form. That exchanges queries, keys, values
- * and results in forward; and results, their gradient and the gradients of the first three in backward. A
- * ring passes keys and values on cp - 1 times, and their gradients cp times. */
+/* The exchange form exchanges queries, keys, values and results in forward. In backward it exchanges the
+ * results and the gradients of all four. A ring passes keys and values on cp - 1 times, and their gradients
+ * cp times. Gradients of keys and values are fp32, except in the exchange form. */
 int64_t model_cp_bytes(const struct model_config *c, int64_t B, int64_t element_bytes)
 {
     int64_t tokens = B * model_own_context(c), q = tokens * model_part_channels(c) * element_bytes;
@@ -150,7 +150,7 @@ bool model_cp_fault(const struct model_config *c, char *text, size_t n)
     long long chunks = c->cp_order == MODEL_CP_CONTIGUOUS ? cp : 2 * cp;
     *text = 0;
     if (cp <= 1 && (c->cp_form || c->cp_order || c->cp_heads))
-        snprintf(text, n, "--cp%s: is of the ranks of --cp, of 2 or more",
+        snprintf(text, n, "--cp%s: needs --cp of 2 or more",
                  c->cp_form    ? "-form"
                  : c->cp_order ? "-order"
                                : "-heads");
@@ -163,7 +163,7 @@ bool model_cp_fault(const struct model_config *c, char *text, size_t n)
         snprintf(text, n, "--cp-form exchange: %lld ranks do not divide the %lld heads of keys of each", cp,
                  kv_heads);
     else if (c->cp_heads && c->cp_form > MODEL_CP_GATHER)
-        snprintf(text, n, "--cp-heads: is of --cp-form gather");
+        snprintf(text, n, "--cp-heads: needs --cp-form gather");
     else if (c->cp_heads && heads % c->cp_heads)
         snprintf(text, n, "--cp-heads: %lld do not divide the %lld heads of a rank", (long long)c->cp_heads,
                  heads);
@@ -173,10 +173,11 @@ bool model_cp_fault(const struct model_config *c, char *text, size_t n)
     return *text;
 }
 
-/* The config.json of the folder that --model names. A command has one model. */
+/* The config.json of the folder that --model names. One variable suffices, because a command has one
+ * model. */
 static struct hf_config folder_sizes;
 
-/* Reads the name of a preset, or else that of a folder. */
+/* Reads the value of --model: the name of a preset, or a folder. */
 static error_t read_model(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
     struct model_options *m = to;
@@ -201,14 +202,14 @@ static error_t read_model(struct argp_state *state, const struct option_row *row
 #define OPTION_STRUCT struct model_options
 static const struct option_row rows[] = {
     {"model", "NAME|DIR",
-     "gpt2-nano (default), gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B; or the folder of a Llama, Mistral, "
-     "Qwen2 or Qwen3, as Hugging Face's libraries write it",
+     "gpt2-nano (default), gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B; or a Hugging Face folder of a "
+     "Llama, Mistral, Qwen2 or Qwen3",
      OPTION_BY(read_model)},
     {"layers", "N", "Transformer blocks, instead of the model's own number",
      OPTION_INT(own.layers, 1, 10000)},
     {"heads", "N", "Attention heads", OPTION_INT(own.heads, 1, 10000)},
     {"channels", "N", "Width of the model, a multiple of the heads", OPTION_INT(own.channels, 1, 1000000)},
-    {"context", "N", "Tokens in a row (the model's own; of a folder's model at most 1024)",
+    {"context", "N", "Tokens in a row (the model's own number; at most 1024 for a folder)",
      OPTION_INT(own.context, 1, 1000000)},
     {"vocab", "N", "Token ids; training on bytes needs 256", OPTION_INT(own.vocab, 1, 100000000)},
     {0},
@@ -233,7 +234,7 @@ static error_t take_preset(struct argp_state *state, struct model_options *m)
     return 0;
 }
 
-/* The sizes are those of the folder. A row may be shorter, and layers may be fewer. */
+/* Takes the sizes from the folder. The user may ask for a shorter row and for fewer layers. */
 static error_t take_folder(struct argp_state *state, struct model_options *m)
 {
     struct model_config *c = &m->config;
@@ -242,7 +243,7 @@ static error_t take_folder(struct argp_state *state, struct model_options *m)
     if (hf_config_read(&folder_sizes, m->dir))
         return option_fault(state, "--model: %s", zr_error_text());
     if (own->heads || own->channels || own->vocab)
-        return option_fault(state, "--%s: is of the folder of --model",
+        return option_fault(state, "--%s: not with a folder as --model",
                             own->heads      ? "heads"
                             : own->channels ? "channels"
                                             : "vocab");
@@ -256,14 +257,13 @@ static error_t take_folder(struct argp_state *state, struct model_options *m)
     m->name = slash && slash[1] ? slash + 1 : m->dir;
     m->default_lr = 2e-5;
     if (*folder_sizes.ignored)
-        fprintf(stderr, "%s/" HF_CONFIG_FILE ": not known here, and not used: %s\n", m->dir,
+        fprintf(stderr, "%s/" HF_CONFIG_FILE ": unknown fields, which are ignored: %s\n", m->dir,
                 folder_sizes.ignored);
     return 0;
 }
 
-/* Makes config of the preset or folder and of own. Sizes replace those of the preset, wherever they stand on
- * the command line. Commands may add tp, sequence, cp, documents and label_smoothing to own by options that
- * other tables do not have. */
+/* Computes config from the preset or the folder, and from own. Sizes replace those of the preset wherever
+ * they are on the command line. */
 static error_t finish(struct argp_state *state, void *options)
 {
     struct model_options *m = options;
@@ -284,7 +284,6 @@ static error_t finish(struct argp_state *state, void *options)
     return lora_take_options(state, c, own);
 }
 
-/* Keeps the context. The other sizes become those of gpt2-nano, and all other fields of config 0. */
 void model_take_nano(struct model_options *m)
 {
     int64_t context = m->config.context;

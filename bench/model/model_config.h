@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* model_config.h: the sizes of a model, what its kind says about them (struct model_ops), and the options
- * that choose a preset. */
+/* model_config.h: the sizes of a model, the functions that a kind of model provides about them (struct
+ * model_ops), and the command-line options that choose a model. */
 #ifndef ZERO_BENCH_MODEL_CONFIG_H
 #define ZERO_BENCH_MODEL_CONFIG_H
 
@@ -20,13 +20,13 @@ struct model_ops;
 struct model_config {
     /* The kind of model. */
     const struct model_ops *ops;
-    /* Borrowed: what only a Llama-like model has. NULL: it is none. */
+    /* Fields that only a Llama-like model has. Borrowed. NULL: the model is not like a Llama. */
     const struct hf_config *hf;
     /* L in shapes. */
     int64_t layers;
     /* NH, attention heads. */
     int64_t heads;
-    /* Heads of keys and values, a divisor of NH. 0: NH. */
+    /* Key and value heads, a divisor of NH. 0: NH. */
     int64_t kv_heads;
     /* C. */
     int64_t channels;
@@ -38,30 +38,32 @@ struct model_config {
     int64_t context;
     /* V, number of different tokens. */
     int64_t vocab;
-    /* Tensor-parallel size, a divisor of both kinds of heads and of hidden. 0 and 1: none. */
+    /* Tensor-parallel size, a divisor of heads, kv_heads and hidden. 0 and 1: none. */
     int64_t tp;
     /* Share of a target's probability that is spread over all V tokens, 0 to 1. */
     double label_smoothing;
-    /* Sequence parallelism: with tp above 1, rows between products are split. tp divides B*T. */
+    /* Sequence parallelism, with tp above 1: the rows between products are split over the ranks. tp divides
+     * B*T. */
     bool sequence;
     /* Context-parallel size: each rank has some tokens of every row. 0 and 1: none. */
     int64_t cp;
-    /* enum model_cp_form, 0: MODEL_CP_GATHER; and enum model_cp_order, 0: MODEL_CP_ZIGZAG. */
+    /* enum model_cp_form and enum model_cp_order. 0: MODEL_CP_GATHER and MODEL_CP_ZIGZAG. */
     int cp_form, cp_order;
-    /* With MODEL_CP_GATHER, heads of queries whose keys and values are gathered at a time: a divisor of a
-     * rank's heads, and a multiple of those that share a head of keys. 0: all of them. */
+    /* With MODEL_CP_GATHER: query heads whose keys and values are gathered at a time. It is a divisor of a
+     * rank's heads, and a multiple of the number that share a key head. 0: all heads. */
     int64_t cp_heads;
-    /* A row consists of documents, which do not see each other. */
+    /* A row consists of documents. Tokens attend only to their own document. */
     bool documents;
     /* On a pipeline stage: the number of its first layer, and whether embedding and head are missing. */
     int64_t first_layer;
     bool no_embedding, no_head;
-    /* A backward pass may come in two parts, which takes memory for what the first leaves for the second. */
+    /* A backward pass may come in two parts (model.h). The second part reads what the first keeps, which
+     * takes memory. */
     bool two_parts;
     /* Forward keeps only the inputs of layers. Backward computes a layer's other activations again. */
     bool recompute;
-    /* Adapters (bench/llama/lora.h): their rank, alpha, and which matrices have one, as a bit 1 << enum
-     * lora_target each. Then only adapters are trained. Rank 0: there are none, and all weights are
+    /* Adapters (bench/llama/lora.h): their rank, their alpha, and the matrices that have one, as bits 1 <<
+     * enum lora_target. With adapters, only these are trained. Rank 0: there are none, and all weights are
      * trained. */
     int64_t lora_rank;
     double lora_alpha;
@@ -92,7 +94,7 @@ static inline int64_t model_head_size(const struct model_config *c)
     return c->head_size ? c->head_size : c->channels / c->heads;
 }
 
-/* A rank's heads and their channels (A). Their sums over the ranks are NH and NH*HS. */
+/* A rank's query heads, and A, the number of their channels. Over all ranks these add up to NH and NH*HS. */
 static inline int64_t model_part_heads(const struct model_config *c)
 {
     return model_part(c, c->heads);
@@ -102,7 +104,7 @@ static inline int64_t model_part_channels(const struct model_config *c)
     return model_part_heads(c) * model_head_size(c);
 }
 
-/* A rank's heads of keys, and their channels (K). It has as many of values. */
+/* A rank's key heads, and K, the number of their channels. A rank has as many value heads. */
 static inline int64_t model_part_kv_heads(const struct model_config *c)
 {
     return model_part(c, c->kv_heads ? c->kv_heads : c->heads);
@@ -112,13 +114,13 @@ static inline int64_t model_part_kv_channels(const struct model_config *c)
     return model_part_kv_heads(c) * model_head_size(c);
 }
 
-/* Heads of queries that share a head of keys. */
+/* The number of query heads that share a key head. */
 static inline int64_t model_sharing_heads(const struct model_config *c)
 {
     return c->kv_heads ? c->heads / c->kv_heads : 1;
 }
 
-/* Elements in a row of qkv: those of queries, of keys and of values. */
+/* Elements in a row of qkv: queries, keys and values. */
 static inline int64_t model_part_qkv(const struct model_config *c)
 {
     return model_part_channels(c) + 2 * model_part_kv_channels(c);
@@ -130,51 +132,53 @@ static inline int64_t model_part_hidden(const struct model_config *c)
     return model_part(c, c->hidden ? c->hidden : 4 * c->channels);
 }
 
-/* The distance in elements between arrays of n elements that lie one after the other. It is n rounded up, so
- * that all of them are aligned to 256 bytes if the first is. */
+/* The distance in elements between consecutive arrays of n elements. It is n rounded up so that every array
+ * is aligned to 256 bytes if the first one is. */
 static inline int64_t model_apart(int64_t n)
 {
     return (n + 127) / 128 * 128;
 }
 
-/* Says what is wrong with tp, or returns false. Text holds the message, which begins with the option's
+/* Checks tp. Returns true if it is not possible, and writes a message to text, which begins with the option's
  * name. */
 bool model_tp_fault(const struct model_config *c, char *text, size_t n);
 
-/* The buffers of attention that context parallelism needs for a micro-batch of B rows, in elements of the
- * dtype and in floats. Both are 0 without it. */
+/* The sizes of attention's buffers for context parallelism and a micro-batch of B rows: elements of the
+ * model's dtype, and floats. Without context parallelism both are 0. */
 struct model_cp_room {
     int64_t reals, floats;
 };
 struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int64_t element_bytes);
 
-/* Says what is wrong with cp, like model_tp_fault. tp has no fault. */
+/* Checks cp as model_tp_fault checks tp. Call model_tp_fault first. */
 bool model_cp_fault(const struct model_config *c, char *text, size_t n);
 
-/* Bytes that a rank receives for attention between the ranks of cp, forward and backward, in a layer of a
- * micro-batch of B rows. */
+/* Bytes that a rank receives from the other ranks of its context-parallel group for the attention of one
+ * layer, in forward and backward together, for a micro-batch of B rows. */
 int64_t model_cp_bytes(const struct model_config *c, int64_t B, int64_t element_bytes);
 
-/* Elements that a stage keeps for each token of a micro-batch until its backward pass, as ops->kept_elems
- * says or, with recompute, fewer. And elements for each token that exist once for all micro-batches: with
- * recompute those inside one layer, else none. */
+/* Elements that a pipeline stage keeps for each token of a micro-batch until its backward pass. This is
+ * ops->kept_elems, or less with recompute. */
 int64_t model_kept_elems(const struct model_config *stage);
+/* Elements for each token that exist once for all micro-batches. With recompute these are the activations
+ * inside one layer; without it, there are none. */
 int64_t model_layer_elems(const struct model_config *stage);
-/* As ops->most_bytes, with recompute, too. */
+/* The same as ops->most_bytes, but it also takes recompute into account. */
 int64_t model_most_bytes(const struct model_config *c, int64_t B, int64_t element_bytes);
 
 /* The names of enum model_cp_form and enum model_cp_order on command lines. */
 extern const struct option_word model_cp_forms[], model_cp_orders[];
 
-/* The option of recompute. `in` is as in MODEL_CP_ROWS. */
+/* The option --recompute. `in` is as in MODEL_CP_ROWS. */
 #define MODEL_RECOMPUTE_ROW(in)                                                                              \
     {                                                                                                        \
         "recompute", NULL,                                                                                   \
-            "Keep only the inputs of layers, and compute a layer's activations again before its backward",   \
+            "Keep only the inputs of layers, and compute a layer's activations again in backward",           \
             OPTION_FLAG(in own.recompute)                                                                    \
     }
 
-/* The options of cp. `in` is the field, with a dot, that has the struct model_options in OPTION_STRUCT. */
+/* The options of context parallelism. `in` names the field of OPTION_STRUCT that is a struct model_options,
+ * followed by a dot. */
 #define MODEL_CP_ROWS(in)                                                                                    \
     {"cp", "N",                                                                                              \
      "Cut each row over N ranks, which share attention; divides ranks and the tokens of a row, in zigzag "   \
@@ -194,50 +198,52 @@ extern const struct option_word model_cp_forms[], model_cp_orders[];
 
 /* ---- kinds of models ---- */
 
-/* Most tensors of a model. */
+/* The most tensors that a model may have. */
 #define MODEL_MAX_TENSORS 32
 
-/* What a table of tensors refers to. */
+/* The model's pointers, to which a table of tensors for libzero refers. */
 struct model_pointers {
-    /* (tensors of this kind) each, by number. */
+    /* The pointers to parameters and to gradients, indexed by tensor number. */
     void **params, **grads;
     enum zero_dtype dtype;
     /* Backward stores the gradients of matrices. If false, it adds to them. */
     bool stores;
 };
 
-/* The units of a model or of a pipeline stage: its embedding, one for each layer, and its head. -1: it has
- * none. Embedding and head are the same unit if they have the same weights. n: the number of units. */
+/* The unit numbers of a model or of a pipeline stage: the embedding, the first of the layers, and the head.
+ * -1: there is none. The embedding and the head are one unit if they share their weights. n is the number of
+ * units. */
 struct model_units {
     int32_t embedding, first_layer, head, n;
 };
 
-/* Initial values of a tensor: normal with this deviation or, if it is 0, all `value`. */
+/* The initial values of a tensor: normally distributed with this standard deviation or, if it is 0, all equal
+ * to `value`. */
 struct model_start {
     double deviation;
     float value;
 };
 
-/* Bytes of a tensor's published name, with its end. */
+/* Bytes of a tensor's published name, including the final zero. */
 #define MODEL_NAME_BYTES 96
 
 struct model_passes;
 
-/* A kind of model, such as bench/gpt2. Where a stage is asked for, a whole model is one that has
- * everything. */
+/* A kind of model, such as bench/gpt2. A parameter called `stage` is a pipeline stage, or a whole model,
+ * which is the only stage. */
 struct model_ops {
-    /* Fills in the table of a stage's tensors for zero_wrap, with each tensor's number in the whole model, in
-     * ascending order, and returns how many there are. Frozen tensors have no grad. If first and last stage
-     * both have the embedding's weights, they are the first tensor of both, with ZERO_TIED. */
+    /* Fills in the table of a stage's tensors for zero_wrap, and each tensor's number in the whole model, in
+     * ascending order. Returns how many there are. Frozen tensors have no grad. If the first and the last
+     * stage both have the embedding's weights, these are the first tensor of both, with ZERO_TIED. */
     int32_t (*describe)(struct zero_tensor *table, int32_t *number, const struct model_config *stage,
                         const struct model_pointers *pointers);
     struct model_units (*units)(const struct model_config *stage);
-    /* Writes how the tensors of a whole model begin, by number. */
+    /* Writes the initial values of all tensors of a whole model to out, indexed by tensor number. */
     void (*starts)(const struct model_config *c, struct model_start *out);
-    /* Fills in the published names of a stage's tensors for zero_import and zero_export, layer by layer, and
-     * returns their number, at most n_names(). So the entries of consecutive stages have the order of the
-     * whole model. number (n_tensors) is as in describe. Names are stored in text, which has as many rows as
-     * map. */
+    /* Fills in the published names of a stage's tensors for zero_import and zero_export, and returns how many
+     * there are, at most n_names(). They are sorted by layer, so the entries of consecutive stages have the
+     * order of the whole model. number (n_tensors) is what describe wrote. The names are stored in text,
+     * which has as many rows as map. */
     int32_t (*names)(struct zero_weight *map, char (*text)[MODEL_NAME_BYTES], const int32_t *number,
                      int32_t n_tensors, const struct model_config *stage);
     int32_t (*n_names)(const struct model_config *stage);
@@ -245,19 +251,21 @@ struct model_ops {
     /* The number of parameters of a whole model. */
     int64_t (*n_params)(const struct model_config *c);
     /* Floating-point operations per token of forward and backward (Chowdhery et al., arXiv:2204.02311,
-     * appendix B): 6 for each weight in a product, or 4 if it is frozen, plus 12 * L * C * T for attention
-     * without regard to causality. */
+     * appendix B): 6 for each weight in a product, or 4 if it is frozen, plus 12 * L * C * T for attention,
+     * as if it were not causal. */
     double (*flop_per_token)(const struct model_config *c);
-    /* Elements that a stage without recompute keeps for each token until its backward pass: so many for each
-     * layer, one C of which is the layer's output, and those of its ends. They do not include attention's
-     * matrices, statistics and scratch, and the stage's input, which the library keeps. */
+    /* Elements that a stage keeps for each token until its backward pass, without recompute. Each layer has
+     * the same number, which includes C for its output. The embedding and the head have more of their own.
+     * Attention's matrices, statistics and scratch are not included, and neither is the stage's input, which
+     * the library keeps. */
     int64_t (*kept_elems)(const struct model_config *stage);
-    /* Bytes that model_open takes for micro-batches of B rows without recompute, rounded up. */
+    /* An upper bound of the bytes that model_open allocates for micro-batches of B rows, without
+     * recompute. */
     int64_t (*most_bytes)(const struct model_config *c, int64_t B, int64_t element_bytes);
 
-    /* Layers use the positions of their tokens, not only the embedding. */
+    /* The layers, and not only the embedding, use the positions of tokens. */
     bool layers_use_positions;
-    /* Its forward and backward passes, one for each dtype (model.h). */
+    /* The forward and backward passes, one table for each dtype (model.h). */
     const struct model_passes *passes_f32, *passes_bf16;
 };
 
@@ -271,39 +279,40 @@ static inline double model_flop_per_token(const struct model_config *c)
     return c->ops->flop_per_token(c);
 }
 
-/* As ops->describe, without pointers, as zero_plan needs it. number may be NULL. */
+/* The same as ops->describe, but for a model without memory, as zero_plan needs it. number may be NULL. */
 int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *number,
                        const struct model_config *stage, enum zero_dtype dtype);
 
 /* ---- options ---- */
 
-/* The model that a command line asks for. Options write preset and own, which are what the user gave. When
- * all options have been read, the other fields are made from these two. Commands read config. */
+/* The model that a command line asks for. The options write what the user gave to preset, dir and own. When
+ * all options have been read, the other fields are computed from these. Commands read config. */
 struct model_options {
     /* The sizes of the model. */
     struct model_config config;
-    /* The name of the preset, whatever its context, or of the folder, or "custom". */
+    /* The name of the preset, with any context, or the name of the folder, or "custom". */
     const char *name;
-    /* A suitable learning rate for the preset. */
+    /* A suitable learning rate for the model. */
     double default_lr;
 
-    /* The preset that --model names. */
+    /* The preset that --model names. Not used if dir is set. */
     int preset;
-    /* Or the folder of a Hugging Face model. NULL: none. */
+    /* The Hugging Face folder that --model names. NULL: it names a preset. */
     const char *dir;
-    /* The sizes that --layers, --heads, --channels, --context and --vocab give. 0: the preset's. Commands add
-     * tp, sequence, cp, documents and label_smoothing by their own options. */
+    /* The sizes that --layers, --heads, --channels, --context and --vocab give. 0: that of the preset or the
+     * folder. Commands have options of their own for tp, sequence, cp, documents, label_smoothing, recompute
+     * and adapters. */
     struct model_config own;
 };
 
-/* Options that fill a struct model_options. The default preset is gpt2-nano; sizes replace those of the
- * preset. At the end the sizes are checked for consistency. */
+/* Options that fill in a struct model_options. The default preset is gpt2-nano. Sizes on the command line
+ * replace those of the preset. After the last option, the sizes are checked for consistency. */
 extern const struct option_table model_config_options;
 
-/* Selects gpt2-nano, with the context as it is. Drops every other size and all that is no size. */
+/* Selects gpt2-nano. The context stays as it is, and every other field of config is reset. */
 void model_take_nano(struct model_options *m);
 
-/* For the option table of a command whose struct S has a struct model_options in a field. */
+/* For the option table of a command whose struct S has a struct model_options as a field. */
 #define OPTIONS_WITH_MODEL(S, field)                                                                         \
     .shared = &model_config_options, .shared_at = OPTION_AT(S, field, struct model_options : 0)
 

@@ -66,8 +66,9 @@ MODEL_HOST_DEVICE real from_float(float f)
 
 #endif
 
-/* Compiles a function once per instruction set; the program picks one at start. Each gives the same bits. Not
- * with sanitizers: they instrument the code that picks before they are initialised, and crash. */
+/* Compiles a function once per instruction set; the program picks one when it starts. All give the same bits.
+ * This is off with sanitizers: they instrument the code that picks, which runs before they are initialised,
+ * and crash. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) &&                       \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
 #if __GNUC__ >= 12 /* v4 has 64-bit integer multiplication, which drawing weights uses most */

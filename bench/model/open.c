@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* open.c: allocates and frees the memory of a model, and initialises its weights. The arrays of a struct of
- * pointers share one block of memory. */
+/* open.c: allocates and frees the memory of a model, and initialises its weights. All arrays of one struct of
+ * pointers are in one block of memory. */
 #include "bench/model/model.h"
 #include "bench/train/state_hash.h"
 #include "kernels/alloc.h"
@@ -9,8 +9,8 @@
 
 #define PIECE ((int64_t)1 << 21) /* elements drawn at a time */
 
-/* Allocates one page-aligned block and points n pointers at consecutive pieces of it. If all are empty, it
- * allocates nothing. */
+/* Allocates one page-aligned block and points n pointers at consecutive pieces of it. If all pieces are
+ * empty, it allocates nothing. */
 static int lay_out(struct model *m, struct model_block *block, void **pieces, const int64_t *sizes, int n,
                    size_t element_bytes)
 {
@@ -54,11 +54,14 @@ static int64_t widest_bias(const struct model_config *c)
     return larger(4 * c->channels, larger(model_part_qkv(c), model_part_hidden(c)));
 }
 
-/* What a block of memory is for: the first micro-batch, which has the buffers that all micro-batches share,
- * another one, or layers between the two parts of a backward pass (config.recompute). */
+/* The purpose of a block of memory:
+ *
+ *     FIRST    the first micro-batch; it also has the buffers that all micro-batches share
+ *     NEXT     another micro-batch
+ *     BETWEEN  the layers of a micro-batch between the two parts of its backward pass, with recompute */
 enum purpose { FIRST, NEXT, BETWEEN };
 
-/* An array of no elements is that of `other`, or NULL. */
+/* Points arrays without elements at those of `other`. other NULL: they become NULL. */
 static void share(void **pieces, const int64_t *sizes, void *const *other, int32_t n)
 {
     for (int32_t i = 0; i < n; i++)
@@ -129,7 +132,7 @@ static int open_statistics(struct model *m, struct model_kept *k, enum purpose p
     return 0;
 }
 
-/* Appends a block to a list. */
+/* Allocates a block and appends it to a list. */
 static int open_block(struct model *m, struct model_kept **list, int64_t *n, enum purpose purpose)
 {
     const struct model_counts counts = counts_of(m, purpose);
@@ -155,13 +158,13 @@ int model_keep(struct model *m, int64_t n)
     return 0;
 }
 
-/* One of the structs of pointers in m->own. */
+/* The struct of pointers at offset `at` of m->own. */
 static void **own_pointers(const struct model *m, size_t at)
 {
     return (void **)((char *)m->own + at);
 }
 
-/* Lets the model's pointers point at a block's arrays. */
+/* Points the model's pointers at the arrays that a block has. */
 static void point_at(struct model *m, const struct model_kept *k)
 {
     const struct model_passes *p = m->passes;
@@ -186,7 +189,7 @@ void model_turn_to(struct model *m, int64_t i)
         point_at(m, &m->between[m->kept[i].between - 1]);
 }
 
-/* Gives the current micro-batch a block that no other one has. */
+/* Gives the current micro-batch a block that is free, or a new one. */
 static int take_between(struct model *m)
 {
     int64_t i = 0;
@@ -243,14 +246,14 @@ void model_copy_residual(struct model *m, void *dst, const void *src)
         m->err = m->compute->dev->ops->copy(m->compute->stream, dst, src, bytes);
 }
 
-/* Points the arrays of groups into 3*BT + 1 elements, and returns what follows. */
+/* Points the arrays of groups into the 3*BT + 1 elements at `at`, and returns the address behind them. */
 static int32_t *group_pieces(struct model_groups *g, int32_t *at, int64_t BT)
 {
     *g = (struct model_groups){.order = at, .distinct = at + BT, .first = at + 2 * BT};
     return at + 3 * BT + 1;
 }
 
-/* The elements of a batch, whose arrays share one block. */
+/* The number of elements of a batch. All its arrays are in one block. */
 static int64_t batch_elements(const struct model *m)
 {
     return 3 * model_own_tokens(m) + 2 * (3 * model_own_tokens(m) + 1) +
@@ -305,7 +308,8 @@ static int64_t smaller(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
-/* The tensors of this model, with their numbers and the elements of each. */
+/* The tensors of this model: their table, their numbers in the whole model, their elements, and the sum of
+ * these. */
 struct tensors {
     struct zero_tensor table[MODEL_MAX_TENSORS];
     int32_t number[MODEL_MAX_TENSORS], n;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* passes.h: what the passes of a model are made of: products, sums over tensor-parallel ranks, attention, the
- * embedding and the loss. The files of a kind of model include it, users of a model do not.
+/* passes.h: building blocks of a model's forward and backward passes: products, sums over tensor-parallel
+ * ranks, attention, the embedding and the loss. The files of a kind of model include it; users of a model do
+ * not.
  *
- * Functions without a result do nothing after the first failure, which is in m->err. With config.two_parts a
- * function knows from m->computes which part of a backward pass it is in.
+ * The first failure is kept in m->err, and functions without a result do nothing after it. With
+ * config.two_parts, m->computes tells a function which part of a backward pass is running.
  *
  * For config.recompute, a kind of model does three things. Its layer_forward and layer_backward find a
  * layer's arrays by model_slice and the functions after it. Its layer_forward leaves out the product of the
@@ -26,7 +27,7 @@
 
 /* ---- products ---- */
 
-/* Runs a product, whose time and operations go to the profile. */
+/* Runs a product, and records its time and operations in the profile. */
 void model_multiply(struct model *m, const struct zr_gemm_args *args);
 
 /* The product out (B*T, OC) = inp (B*T, C) * weight (OC, C)^T + bias (OC). bias may be NULL. */
@@ -45,8 +46,8 @@ void model_linear_backward_input(struct model *m, real *dinp, const real *dout, 
  * a bias. Does nothing without a dweight: the weight is frozen. */
 void model_linear_backward_weight(struct model *m, real *dweight, real *dbias, const real *dout,
                                   int64_t ld_dout, const real *inp, int64_t C, int64_t OC);
-/* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C). K is the rank's share, and the first
- * rank adds x and bias. */
+/* out (R, C) = x (R, C) + inp (B*T, K) * weight (C, K)^T + bias (C), summed over the tensor-parallel ranks. K
+ * is this rank's share. Only the first rank adds x and bias. */
 void model_project(struct model *m, real *out, const real *x, const real *inp, const real *weight,
                    const real *bias, int64_t K);
 /* The same in two steps. The first returns this rank's term of the sum (B*T, C), to which the caller may add
@@ -62,7 +63,7 @@ const real *model_all_rows(struct model *m, const real *x);
 /* The same for an input of the gradients of weights, if they are computed now. */
 const real *model_all_rows_for_weights(struct model *m, const real *x);
 /* Returns a gradient x (R, C) that both parts of a backward pass use. The first part keeps it as number k of
- * kept_grads, and the second returns what was kept. */
+ * kept_grads. The second part returns the kept one. */
 const real *model_kept_gradient(struct model *m, int64_t k, const real *x);
 /* Sums x (B*T, C) over the ranks in place, and returns this rank's rows (R, C) of the sum, which is kept as
  * number k. */
@@ -75,18 +76,18 @@ static inline real *model_of_layer(real *tensor, int64_t l, int64_t n)
     return tensor ? tensor + l * n : NULL;
 }
 
-/* The place of layer l in the arrays of activations and statistics inside layers. With config.recompute they
- * are those of a single layer, except between the two parts of a backward pass. */
+/* The index of layer l in the arrays of activations and statistics inside layers. With config.recompute the
+ * arrays have a single layer, except between the two parts of a backward pass. */
 static inline int64_t model_slice(const struct model *m, int64_t l)
 {
     return m->config.recompute && !m->kept[m->current].between ? 0 : l;
 }
-/* The same in arrays that the part of backward for gradients of weights does not read. */
+/* The same for arrays that the part of backward for gradients of weights does not read. */
 static inline int64_t model_first_part_slice(const struct model *m, int64_t l)
 {
     return m->config.recompute ? 0 : l;
 }
-/* The same in the arrays of gradients inside layers, which are backward's buffers. */
+/* The same for the arrays of gradients inside layers, which are backward's buffers. */
 static inline int64_t model_gradient_slice(const struct model *m, int64_t l)
 {
     return m->config.two_parts ? model_slice(m, l) : 0;
@@ -114,11 +115,11 @@ void model_embed_gradients(struct model *m, real *dwte, real *dwpe);
 
 /* The loss of logits = x (R, C) * weight (U, C)^T, and its gradient by the logits, which backward uses. */
 void model_loss_forward(struct model *m, const real *x, const real *weight);
-/* Returns the gradient (R, C) of x, and adds that of weight to dweight, or stores it. dweight NULL: the
- * weight is frozen, or this part of backward does not compute it. */
+/* Returns the gradient (R, C) of x. The gradient of weight is added to dweight or stored there, unless
+ * dweight is NULL: then the weight is frozen, or this part of backward does not compute it. */
 const real *model_loss_backward(struct model *m, const real *x, const real *weight, real *dweight);
 
-/* The first token id of this rank, and their number. */
+/* The first token id that this rank has, and the number of its ids. */
 int64_t model_first_id(const struct model *m);
 int64_t model_n_ids(const struct model *m);
 

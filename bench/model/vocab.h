@@ -14,8 +14,8 @@
 void model_vocab_localize(int32_t *ids, int64_t n, int64_t first, int64_t V);
 
 /* N is the number of rows, V the number of this rank's ids. Rows of logits and dlogits are ld elements apart.
- * Each has `width` columns in dlogits, as many on all ranks; the columns from V on become 0. The targets (N)
- * are the converted ids of each row's next token. The label says which probability each token should have. */
+ * dlogits has `width` columns, the same number on all ranks; those from V on become 0. targets (N) are the
+ * converted ids of each row's next token. label gives the probability that each token should have. */
 int model_vocab_top(const struct compute *on, float *top, const float *logits, int64_t N, int64_t V,
                     int64_t ld);
 int model_vocab_exponentials(const struct compute *on, float *logits, float *total, float *wanted,

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* choose.c: chooses a token by its logits. The random number of a choice depends only on the seed and on the
- * token's number in the text. */
+/* choose.c: chooses a token from the logits. The random number of a choice depends only on the seed and on
+ * the number of the generated token. */
 #include "bench/random_bits.h"
 #include "bench/sample/sample.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-/* The likeliest first. Of equal ones, the lowest id. */
+/* Sorts the likeliest token first. Equally likely tokens are sorted by id. */
 static int compare(const void *a, const void *b)
 {
     const struct sample_token *x = a, *y = b;
@@ -16,7 +16,7 @@ static int compare(const void *a, const void *b)
     return x->id < y->id ? -1 : 1;
 }
 
-/* How likely a token is, in multiples of the likeliest one. */
+/* The probability of a token, divided by that of the likeliest one. */
 static double weight(const struct sample_options *o, const struct sample_token *tokens, int64_t at)
 {
     return exp(((double)tokens[at].logit - (double)tokens[0].logit) / o->temperature);

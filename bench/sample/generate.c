@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A text that grows, and what the choice of a token needs. */
+/* A text that grows, and the buffers to choose its next token. */
 struct text {
     /* NULL: tokens are bytes */
     struct tokenizer *tokenizer;
@@ -37,8 +37,8 @@ static int open_text(const struct run *r, struct text *t)
     return err;
 }
 
-/* Takes the end of the text as the next row. Returns the position of its last token. What follows it is
- * padding, which it does not see. */
+/* Fills in the next row with the end of the text. Returns the position of the last token. The row is padded
+ * behind it; attention is causal, so the padding has no effect. */
 static int64_t fill_row(struct run *r, const struct text *t)
 {
     const int64_t T = r->o->model.config.context, n = t->n < T ? t->n : T;
@@ -60,8 +60,8 @@ static int choose(struct run *r, struct text *t, int64_t position, int32_t *id)
     return 0;
 }
 
-/* Sends the chosen token to all pipeline stages. It travels in memory of the model's device: in the place of
- * the batch's tokens, which are sent anew for the next row. */
+/* Sends the chosen token to all pipeline stages. The message is in memory of the model's device. It uses the
+ * memory of the batch's tokens, which the next row overwrites. */
 static int share(struct run *r, int32_t *id)
 {
     const struct compute *on = &r->compute;
@@ -117,8 +117,8 @@ static void end_text(const struct run *r, const struct text *t)
         putchar('\n');
 }
 
-/* Gathers all parameters once, for all tokens. If there is no room for them, which all ranks learn, and in a
- * pipeline, the brackets of each forward pass gather one unit after another. */
+/* Gathers all parameters once, for all tokens. In a pipeline, or if any rank lacks the budget or the memory,
+ * the brackets of each forward pass gather one unit after another instead. */
 static int gather(struct run *r, bool *gathered)
 {
     *gathered = false;

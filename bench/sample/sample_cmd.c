@@ -45,28 +45,27 @@ static error_t finish(struct argp_state *state, void *options)
 #define OPTION_STRUCT struct sample_command
 static const struct option_row rows[] = {
     {"load", "DIR", "A checkpoint, or a folder of them: the latest", OPTION_TEXT(train.load), .group = 2},
-    {"import", "DIR", "Weights alone, under Hugging Face's names (those of the folder that --model names)",
+    {"import", "DIR", "A folder of weights under Hugging Face's names (the folder of --model)",
      OPTION_TEXT(train.import_from)},
-    {"dtype", "f32|bf16", "Of the parameters; a checkpoint must have the same (f32)",
+    {"dtype", "f32|bf16", "The dtype of the parameters; a checkpoint must have the same (f32)",
      OPTION_WORD(train.dtype, option_dtypes)},
     {.help = "Text:"},
     {"prompt", "TEXT",
-     "Text to go on from. The model sees the last --context tokens (what a text begins with, or a line "
+     "Text to continue. The model sees the last --context tokens (the tokens that begin a text, or a line "
      "break)",
      OPTION_TEXT(sample.prompt)},
     {"tokenizer", "PATH",
-     "tokenizer.json of Hugging Face's libraries, or its folder (that of --model, if it has one; else tokens "
-     "are "
+     "A Hugging Face tokenizer.json, or its folder (that of --model if it has one; otherwise tokens are "
      "bytes)",
      OPTION_TEXT(sample.tokenizer)},
-    {"tokens", "N", "Tokens to generate, if no special token ends the text before (200)",
+    {"tokens", "N", "Tokens to generate, unless a special token ends the text before (200)",
      OPTION_INT(sample.n_tokens, 1, 1000000)},
     {"temperature", "X", "Below 1, likely tokens become likelier; 0: always the likeliest (0.8)",
      OPTION_DOUBLE(sample.temperature, 0, 1000)},
     {"top-k", "N", "Choose from the N likeliest tokens (all)", OPTION_INT(sample.top_k, 1, INT32_MAX)},
     {"top-p", "X", "Of these, choose from the likeliest that together have this probability (1)",
      OPTION_DOUBLE(sample.top_p, 0, 1)},
-    {"seed", "N", "Of the choices (1)", OPTION_INT(sample.seed, 0, INT64_MAX)},
+    {"seed", "N", "Seed of the choices (1)", OPTION_INT(sample.seed, 0, INT64_MAX)},
     {.help = "Sharding:"},
     {"stage", "0..3", "3: parameters are sharded until they are gathered for the text (0)",
      OPTION_INT(train.stage, 0, 3)},
@@ -81,7 +80,7 @@ static const struct option_row rows[] = {
     {.help = "Running:"},
     {"device", "host|cuda", "Where the model computes (host)", OPTION_WORD(train.device, option_devices)},
     {"gpu", "N", "Which GPU (the rank's number on this host)", OPTION_INT(train.gpu, 0, 1000)},
-    {"threads", "N", "Of each rank on the host, for its products and layers (1)",
+    {"threads", "N", "Threads of each rank on the host, for products and layers (1)",
      OPTION_INT(train.threads, 1, 1024)},
     {"json", NULL, "One line of JSON, with the ids of the tokens", OPTION_FLAG(train.json)},
     {0},

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bpe.c: a vocabulary of byte strings, and byte-pair encoding with it.
  *
- * The file writes a token's bytes as printable characters: each byte has one. Here tokens are the bytes
- * themselves. A piece starts as single bytes. While two neighbours have a merge, those with the lowest rank
- * are joined, of equal ones the leftmost. The symbols are a linked list, and the merges that are possible are
- * a heap, so that a long piece does not take quadratic time. */
+ * tokenizer.json writes the bytes of a token as printable characters, one for each byte. In memory, tokens
+ * are the bytes themselves. A piece starts as single bytes. While any two neighbours have a merge, the pair
+ * with the lowest rank is joined; of equal ranks, the leftmost pair. Symbols are in a linked list, and
+ * possible merges in a heap, so that a long piece does not take quadratic time. */
 #include "bench/tokenizer/internal.h"
 #include "kernels/alloc.h"
 
@@ -20,8 +20,8 @@ static bool stands_for_itself(int c)
     return (c >= 33 && c <= 126) || (c >= 161 && c <= 172) || (c >= 174 && c <= 255);
 }
 
-/* Fills in the byte of each character of the alphabet. Bytes that do not stand for themselves have the
- * characters from 256 on, in order. -1: it is no character of the alphabet. */
+/* Fills in the byte of each character of the alphabet. The characters from 256 on stand, in order, for the
+ * bytes that do not stand for themselves. -1: the character is not in the alphabet. */
 static void make_alphabet(int16_t byte_of[512])
 {
     int next = 256;
@@ -31,8 +31,8 @@ static void make_alphabet(int16_t byte_of[512])
         byte_of[stands_for_itself(c) ? c : next++] = (int16_t)c;
 }
 
-/* Writes the bytes of a token, of which there are at most n. Returns how many. -1: it has other
- * characters. */
+/* Converts a token from the alphabet to bytes, at most n. Returns how many, or -1 if it has characters that
+ * are not in the alphabet. */
 static int64_t bytes_of_token(const int16_t byte_of[512], const char *text, size_t n, char *out)
 {
     int64_t used = 0;
@@ -73,7 +73,7 @@ static int64_t table_size(int64_t n)
     return size;
 }
 
-/* Returns the place of these bytes in the table, or the empty place where they belong. */
+/* Returns the slot of these bytes in the table, or the empty slot where they belong. */
 static int32_t *place_of_bytes(const struct vocabulary *v, const char *bytes, size_t n)
 {
     uint64_t mask = (uint64_t)v->n_by_bytes - 1, i = hash_bytes(bytes, n) & mask;
@@ -89,7 +89,7 @@ int32_t vocabulary_find(const struct vocabulary *v, const char *bytes, size_t n)
     return *place_of_bytes(v, bytes, n);
 }
 
-/* As place_of_bytes. */
+/* The same as place_of_bytes, for the merge of two neighbours. */
 static struct merge *place_of_merge(const struct vocabulary *v, int32_t left, int32_t right)
 {
     uint64_t mask = (uint64_t)v->n_merges - 1, i = hash_pair(left, right) & mask;
@@ -116,8 +116,8 @@ int vocabulary_set(struct vocabulary *v, int32_t id, const char *bytes, size_t n
     return 0;
 }
 
-/* Adds a token of the model. It is in the table if it consists of characters of the alphabet. Others, such as
- * special tokens, never come out of merges. */
+/* Adds a token of the model. It goes into the hash table only if it consists of characters of the alphabet.
+ * Other tokens, such as special ones, are never the result of merges. */
 static int add_token(struct vocabulary *v, const char *file, const int16_t byte_of[512], const char *text,
                      int32_t id)
 {
@@ -233,7 +233,8 @@ void vocabulary_free(struct vocabulary *v)
 
 /* ---- merging ---- */
 
-/* prev, next: -1: none. id -1: it was joined to the one before it. */
+/* A symbol of the linked list. prev or next -1: it is the first or the last. id -1: it was joined to the
+ * symbol before it. */
 struct bpe_symbol {
     int32_t id, prev, next;
 };
@@ -274,7 +275,7 @@ static struct bpe_candidate pop(struct bpe_scratch *s)
     return first;
 }
 
-/* Adds the merge of a symbol and the next one, if there is one. */
+/* Adds the merge of a symbol and the next one to the heap, if they have one. */
 static void consider(const struct vocabulary *v, struct bpe_scratch *s, int32_t at)
 {
     if (at < 0 || s->symbols[at].next < 0)
@@ -300,7 +301,8 @@ static void join(const struct vocabulary *v, struct bpe_scratch *s, const struct
     consider(v, s, c->at);
 }
 
-/* The heap begins with less than n merges. Each join takes one out and adds two at most. */
+/* Allocates memory for a piece of n bytes. The heap begins with fewer than n merges. Each join removes one
+ * and adds two at most. */
 static int make_room(struct bpe_scratch *s, int64_t n)
 {
     if (n <= s->capacity)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* encode.c: a text becomes ids in these steps, which are those of the tokenizers library:
  *
- *   1. added tokens that are found in the text as it is become their ids
- *   2. what lies between them is normalised
- *   3. added tokens that are found in normalised text become their ids
- *   4. what lies between them is cut into pieces, by one stage after another
- *   5. each piece becomes ids by byte-pair encoding
+ *   1. Added tokens are found in the original text, and become their ids.
+ *   2. The text between them is normalised.
+ *   3. Added tokens are found in the normalised text, and become their ids.
+ *   4. The text between them is cut into pieces, by one stage after another.
+ *   5. Each piece becomes ids by byte-pair encoding.
  */
 #include "bench/tokenizer/internal.h"
 #include "kernels/alloc.h"

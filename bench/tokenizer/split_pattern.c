@@ -39,8 +39,8 @@ static void put(struct translation *t, const char *text, size_t n)
     t->used += n;
 }
 
-/* \p{NAME}. PCRE2 gives the name of a script alone a wider meaning. Returns the length, 0: not
- * implemented. */
+/* Translates \p{NAME}. PCRE2 gives the bare name of a script a wider meaning. Returns the length, or 0 if it
+ * is not implemented. */
 static size_t translate_property(struct translation *t, const char *at)
 {
     size_t n = at[2] == '{' ? strspn(at + 3, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_") : 0;
@@ -52,11 +52,11 @@ static size_t translate_property(struct translation *t, const char *at)
     return n + 4;
 }
 
-/* What begins with a backslash. Returns the length, 0: not implemented. */
+/* Translates what begins with a backslash. Returns its length, or 0 if it is not implemented. */
 static size_t translate_escape(struct translation *t, const char *at)
 {
     switch (at[1]) {
-    case 's': /* PCRE2's has U+180E, too */
+    case 's': /* in PCRE2 it matches U+180E too */
         put(t, "\\p{WSpace}", 10);
         return 2;
     case 'S':
@@ -74,8 +74,8 @@ static size_t translate_escape(struct translation *t, const char *at)
     }
 }
 
-/* The length of {3}, {3,} or {1,3}. 0: it is something else, or + follows, which Oniguruma reads as another
- * repetition. */
+/* Returns the length of {3}, {3,} or {1,3}. 0: it is something else, or a + follows, which Oniguruma reads as
+ * another repetition. */
 static size_t length_of_count(const char *at)
 {
     const char *digits = "0123456789";
@@ -85,7 +85,7 @@ static size_t length_of_count(const char *at)
     return first && at[n] == '}' && at[n + 1] != '+' ? n + 1 : 0;
 }
 
-/* The length of what begins a group. 0: not implemented. */
+/* Returns the length of the characters that begin a group, or 0 if such a group is not implemented. */
 static size_t length_of_group(const char *at)
 {
     static const char *const known[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
@@ -95,7 +95,7 @@ static size_t length_of_group(const char *at)
     return at[1] == '?' || at[1] == '*' ? 0 : 1;
 }
 
-/* Translates what is at `at`. Returns its length. 0: not implemented; *what says what it is. */
+/* Translates the element at `at`. Returns its length, or 0 if it is not implemented; *what then names it. */
 static size_t translate_one(struct translation *t, const char *at, const char **what)
 {
     size_t n = 1;
@@ -202,7 +202,8 @@ bool split_is_available(void)
     return true;
 }
 
-/* Steps back of one match. With the expressions that are in use they grow with the text at most. */
+/* A limit for the backtracking steps of one match. With the expressions that are in use, the steps grow at
+ * most linearly with the text. */
 static uint32_t most_steps(size_t n)
 {
     return n < 1 << 28 ? 1000000 + 8 * (uint32_t)n : UINT32_MAX;

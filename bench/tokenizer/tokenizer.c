@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenizer.c: opens and closes a tokenizer, and tells the bytes of an id. */
+/* tokenizer.c: opens and closes a tokenizer, and returns the bytes of an id. */
 #include "bench/tokenizer/internal.h"
 #include "kernels/alloc.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tokenizer_json.c: the fields of tokenizer.json. A field is read, or it is refused by name if it asks for
- * something that is not implemented here. */
+/* tokenizer_json.c: reads the fields of tokenizer.json. If a field asks for something that is not implemented
+ * here, the error names it. */
 #include "bench/tokenizer/internal.h"
 #include "kernels/alloc.h"
 
@@ -8,11 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The expression of ByteLevel's use_regex. */
+/* The regular expression that ByteLevel uses with use_regex. */
 static const char gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-/* Sequences within sequences. */
+/* The most levels of sequences within sequences. */
 #define MAX_DEPTH 4
 
 struct reader {
@@ -74,8 +74,8 @@ static int refuse_type(const struct reader *r, const char *field, const json_t *
                    json_is_string(type) ? json_string_value(type) : "a component without type", allowed);
 }
 
-/* Calls `read` with each component: those of a sequence, whose name differs between fields, or the only one.
- * No component (NULL): it is called with NULL. */
+/* Calls `read` with each component of a sequence, or with the only component. `list` is the name of a
+ * sequence's list, which differs between fields. Without a component it calls `read` with NULL. */
 typedef int read_component(struct reader *r, const json_t *component);
 static int read_each(struct reader *r, const char *field, const json_t *component, const char *list,
                      int depth, read_component *read)
@@ -140,7 +140,7 @@ static int read_split(struct reader *r, const json_t *p)
                              : refuse(r, "pre_tokenizer: Split: pattern", pattern, "Regex, String");
 }
 
-/* The last stage is ByteLevel, because what is after it would see other characters. */
+/* ByteLevel must be the last stage, because a stage after it would see the characters of its alphabet. */
 static int read_pre_tokenizer(struct reader *r, const json_t *p)
 {
     bool prefix_space, use_regex, individual;
@@ -206,7 +206,7 @@ static int add_template_token(struct reader *r, const json_t *tokens, const char
     return 0;
 }
 
-/* Only the template of a single text is read. */
+/* Reads the template of a single text. The template of a pair is ignored. */
 static int read_template(struct reader *r, const json_t *p)
 {
     struct tokenizer *t = r->t;
@@ -228,7 +228,7 @@ static int read_template(struct reader *r, const json_t *p)
 
 static int read_post_processor(struct reader *r, const json_t *p)
 {
-    if (!p || has_type(p, "ByteLevel")) /* it changes positions only */
+    if (!p || has_type(p, "ByteLevel")) /* ByteLevel changes only the positions of tokens */
         return 0;
     if (!has_type(p, "TemplateProcessing"))
         return refuse_type(r, "post_processor", p, "null, ByteLevel, TemplateProcessing");
@@ -276,7 +276,7 @@ static int read_model(struct reader *r, const json_t *m, int64_t extra_ids)
     return 0;
 }
 
-/* Writes down the text with which a token is found. */
+/* Adds a token with the text by which it is found, in form NFC if `normalize` asks for it. */
 static int add_text(struct added_tokens *a, const struct tokenizer *t, const char *content, bool normalize,
                     struct added_token token)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* adapters.c: the folders of the PEFT library that zero-bench train reads and writes, and models whose
- * matrices contain their adapters. */
+/* adapters.c: reads and writes adapters as folders of the PEFT library, and exports the model with the
+ * adapters added to its matrices. */
 #include "bench/llama/hf_folder.h"
 #include "bench/llama/llama_ops.h"
 #include "bench/threads.h"
@@ -52,14 +52,14 @@ int train_export_adapters(struct run *r, const char *dir)
 
 /* ---- merging ---- */
 
-/* One layer's matrix w (OC, C) and its adapter. All NULL: this rank only takes part in reading and
- * writing. */
+/* One layer's matrix w (OC, C) and its adapter. If w, a and b are NULL, this rank only takes part in
+ * collective reads and writes. */
 struct matrix {
     int64_t OC, C, LR;
     real *w, *a, *b;
 };
 
-/* A row becomes w + s * b * a, added up in fp32 and rounded once. */
+/* Replaces a row by w + s * b * a, added up in fp32 and rounded once. */
 MODEL_CLONES static void merge_row(real *w, const real *a, const real *b, float s, int64_t C, int64_t LR)
 {
     enum { SOME = 512 };

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pipeline_step.c: a step of zero-bench train --pp. zero_next says which pipeline stage runs which pass of
- * which micro-batch, and where activations come from and go to. */
+/* pipeline_step.c: a step of zero-bench train --pp. zero_next returns one action after another: a pipeline
+ * stage, a pass, a micro-batch, and the buffers for its input and output. */
 #include "bench/train/run.h"
 
 #include <stdlib.h>
 
-/* Does the same as in train.c, but a stage without the embedding reads its input from a->in, and one without
- * the head writes its output to a->out. */
+/* The forward pass of one pipeline stage. It is that of train.c, except at the ends: a stage without the
+ * embedding reads its input from a->in, and a stage without the head writes its output to a->out. */
 static int forward(struct run *r, const struct zero_action *a)
 {
     struct model *m = &r->model[a->pp_stage];
@@ -35,9 +35,9 @@ static int forward(struct run *r, const struct zero_action *a)
     return m->err;
 }
 
-/* A stage without the head reads its output's gradient from a->in, and one without the embedding writes its
- * input's gradient to a->out. The zero-bubble schedule has a backward pass in two parts, of which the one for
- * weights uses neither. */
+/* The backward pass of one pipeline stage. A stage without the head reads the gradient of its output from
+ * a->in, and a stage without the embedding writes the gradient of its input to a->out. With the zero-bubble
+ * schedule a backward pass comes in two parts, and the part for weights uses neither. */
 static int backward(struct run *r, const struct zero_action *a)
 {
     const enum zero_phase phase = (enum zero_phase)a->phase;

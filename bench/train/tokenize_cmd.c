@@ -47,9 +47,8 @@ static error_t finish(struct argp_state *state, void *options)
 
 static const struct option_table table = {
     .rows = rows,
-    .doc = "Encodes text by the tokenizer of a model, for zero-bench train --tokens. Each file is a "
-           "document, and "
-           "the model's end token follows it.",
+    .doc = "Encodes text with the tokenizer of a model, for zero-bench train --tokens. Each file is a "
+           "document, and the model's end token follows it.",
     .args_doc = "PATH...",
     .read_word = take_path,
     .finish = finish,

@@ -188,8 +188,8 @@ class Refused(unittest.TestCase):
                            (['--cp=3', '--context=64', '--cp-order=contiguous'], '--cp: the contiguous order cuts a row in 3 parts'),
                            (['--cp=4', '--heads=6', '--cp-form=exchange'], '--cp-form exchange: 4 ranks do not divide the 6 heads of each'),
                            (['--cp=2', '--tp=2', '--heads=6', '--cp-form=exchange'], '--cp-form exchange: 2 ranks do not divide the 3 heads of each'),
-                           (['--cp-form=ring'], '--cp-form: is of the ranks of --cp'), (['--cp-order=zigzag'], '--cp-order: is of the ranks of --cp'),
-                           (['--cp=1', '--cp-heads=2'], '--cp-heads: is of the ranks of --cp'), (['--cp=2', '--cp-form=ring', '--cp-heads=2'], '--cp-heads: is of --cp-form'),
+                           (['--cp-form=ring'], '--cp-form: needs --cp of 2 or more'), (['--cp-order=zigzag'], '--cp-order: needs --cp of 2 or more'),
+                           (['--cp=1', '--cp-heads=2'], '--cp-heads: needs --cp of 2 or more'), (['--cp=2', '--cp-form=ring', '--cp-heads=2'], '--cp-heads: needs --cp-form gather'),
                            (['--cp=2', '--cp-heads=4'], '--cp-heads: 4 do not divide the 6 heads of a rank')]:
             for command in ('train', 'plan', 'memory'):
                 if command != 'train' and '--tp=2' in args:

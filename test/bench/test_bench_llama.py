@@ -232,7 +232,7 @@ class Plans(unittest.TestCase):
 class Refused(unittest.TestCase):
     def test_by_name(self):
         llama = os.path.join(FOLDERS, 'llama')
-        for args, text in [(['--model', llama, '--vocab=300'], '--vocab: is of the folder of --model'), (['--model', llama, '--heads=4'], '--heads: is of'),
+        for args, text in [(['--model', llama, '--vocab=300'], '--vocab: not with a folder as --model'), (['--model', llama, '--heads=4'], '--heads: not with a folder'),
                            (['--model', llama, '--context=65'], '--context: the model of ' + llama + ' has 64 at most'),
                            (['--model', llama, '--layers=5'], '--layers: the model of ' + llama + ' has 4 at most'),
                            (['--model', FOLDERS], FOLDERS + '/config.json: cannot be opened'), (['--model=gpt3'], "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B, nor a folder"),
