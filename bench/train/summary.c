@@ -282,8 +282,8 @@ void train_introduce(const struct run *r)
         report_text(&r->report, "adapters of rank %lld are trained; ",
                     (long long)r->o->model.config.lora_rank);
     if (r->tokens.n_files)
-        report_text(&r->report, "%lld tokens in %d files, %lld rows", (long long)r->tokens.n_tokens,
-                    r->tokens.n_files, (long long)r->n_rows);
+        report_text(&r->report, "%lld tokens in %d file%s, %lld rows", (long long)r->tokens.n_tokens,
+                    r->tokens.n_files, r->tokens.n_files == 1 ? "" : "s", (long long)r->n_rows);
     else
         report_text(&r->report, "%s of text in %lld files", report_bytes(r->data.n_bytes).text,
                     (long long)r->data.n_files);

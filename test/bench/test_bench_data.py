@@ -505,7 +505,7 @@ class HeldOut(Case):
     def test_told(self):
         done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=3', '--held-out=0.2')
         self.assertRegex(done.stdout, r'step +3 +held out: loss +5\.')
-        self.assertIn('500 tokens in 1 files, 25 rows, and 6 rows to evaluate\n', done.stdout)
+        self.assertIn('500 tokens in 1 file, 25 rows, and 6 rows to evaluate\n', done.stdout)
 
 
 class LearningRates(Case):
@@ -574,7 +574,7 @@ class Told(Case):
 
     def test_told(self):
         done = bench('train', *MODEL, '--tokens', self.put('a', llmc(ids_of(500))), '--steps=1')
-        self.assertIn('500 tokens in 1 files, 31 rows', done.stdout)
+        self.assertIn('500 tokens in 1 file, 31 rows', done.stdout)
 
 
 if __name__ == '__main__':
