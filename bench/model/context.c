@@ -44,11 +44,6 @@ static int64_t whole_plane(const struct model *m, int64_t n)
     return m->config.cp * own_plane(m, n);
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* The number of key heads that n query heads use. n is a multiple of the query heads that share one. */
 static int64_t kv_heads_for(const struct model *m, int64_t n)
 {
@@ -220,7 +215,7 @@ static struct gathered open_gathered(const struct model *m)
     int64_t own = model_apart(own_plane(m, n));
     struct gathered g = {.n = n, .kv = kv, .ranks = m->acts.shared, .dwhole = m->stats.shared};
     g.whole = g.ranks + planes;
-    g.y = n < heads ? g.ranks + larger(2 * planes, own) : NULL;
+    g.y = n < heads ? g.ranks + model_larger(2 * planes, own) : NULL;
     g.dy = n < heads ? g.y + own : NULL;
     g.dranks = g.dwhole + planes;
     g.dq = g.dranks + planes;
@@ -315,7 +310,7 @@ static int64_t exchanged_kv_heads(const struct model *m)
 static real *exchange_buffer(const struct model *m, int i)
 {
     int64_t heads = model_part_heads(&m->config), kv = model_part_kv_heads(&m->config);
-    return m->acts.shared + i * model_apart(own_plane(m, heads + larger(heads, 2 * kv)));
+    return m->acts.shared + i * model_apart(own_plane(m, heads + model_larger(heads, 2 * kv)));
 }
 
 /* The planes of queries, keys and values. */
@@ -421,7 +416,7 @@ static struct ring open_ring(const struct model *m)
     r.message[1] = r.message[0] + message;
     r.y = r.dq = r.message[1] + message;
     r.y_part = r.dkv = r.y + model_apart(plane);
-    r.logsum_part = r.dkv + model_apart(larger(plane, 2 * kv_plane));
+    r.logsum_part = r.dkv + model_apart(model_larger(plane, 2 * kv_plane));
     return r;
 }
 

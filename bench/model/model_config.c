@@ -46,11 +46,6 @@ int32_t model_describe(struct zero_tensor table[MODEL_MAX_TENSORS], int32_t *num
     return stage->ops->describe(table, number ? number : unused, stage, &pointers);
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* C, divided over the tensor-parallel ranks with sequence parallelism. */
 static int64_t own_channels(const struct model_config *c)
 {
@@ -95,16 +90,16 @@ struct model_cp_room model_cp_room(const struct model_config *c, int64_t B, int6
         return (struct model_cp_room){0};
     switch (c->cp_form) {
     case MODEL_CP_EXCHANGE:
-        return (struct model_cp_room){.reals = 2 * model_apart(all + larger(all, 2 * all_kv))};
+        return (struct model_cp_room){.reals = 2 * model_apart(all + model_larger(all, 2 * all_kv))};
     case MODEL_CP_RING:
         return (struct model_cp_room){.floats = 2 * message + model_apart(all) +
-                                                model_apart(larger(all, 2 * all_kv)) +
+                                                model_apart(model_larger(all, 2 * all_kv)) +
                                                 model_apart(tokens * heads)};
     default:
-        return (struct model_cp_room){.reals =
-                                          larger(2 * model_apart(2 * c->cp * some_kv), model_apart(some)) +
-                                          (n < heads ? 2 * model_apart(some) : 0),
-                                      .floats = 2 * model_apart(2 * c->cp * some_kv) + model_apart(some)};
+        return (struct model_cp_room){
+            .reals = model_larger(2 * model_apart(2 * c->cp * some_kv), model_apart(some)) +
+                     (n < heads ? 2 * model_apart(some) : 0),
+            .floats = 2 * model_apart(2 * c->cp * some_kv) + model_apart(some)};
     }
 }
 

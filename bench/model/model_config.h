@@ -70,6 +70,11 @@ struct model_config {
     uint32_t lora_targets;
 };
 
+static inline int64_t model_larger(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
 /* T, the tokens of a row that a rank has. */
 static inline int64_t model_own_context(const struct model_config *c)
 {

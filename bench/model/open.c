@@ -43,15 +43,10 @@ static void close_block(struct model *m, struct model_kept *k)
     give_back(m, &k->stats_memory);
 }
 
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
 /* The outputs of the widest product that has a bias. */
 static int64_t widest_bias(const struct model_config *c)
 {
-    return larger(4 * c->channels, larger(model_part_qkv(c), model_part_hidden(c)));
+    return model_larger(4 * c->channels, model_larger(model_part_qkv(c), model_part_hidden(c)));
 }
 
 /* The purpose of a block of memory:
@@ -94,7 +89,7 @@ static int open_activations(struct model *m, struct model_kept *k, enum purpose 
         kept ? L * R * C : 0,                                                            /* residual */
         counts->head * BT * m->ld_logits,                                                /* dlogits */
         first ? R * C : 0,                                                               /* dresidual */
-        BT_shared * larger(C, model_part_channels(&m->config)),                          /* dbtc */
+        BT_shared * model_larger(C, model_part_channels(&m->config)),                    /* dbtc */
         first ? widest_bias(&m->config) : 0,                                             /* dbias */
         m->config.sequence ? BT_shared * C : 0,                                          /* all */
         first ? model_cp_room(&m->config, m->B, sizeof(real)).reals : 0,                 /* shared */

@@ -162,7 +162,7 @@ static void print_head(const struct planning *p)
     printf(" (%.2f%%, (p-1)/(%sm+p-1), where all have as many layers)\n",
            100 * (double)(o->pp - 1) / (double)(parts * o->accum + o->pp - 1),
            o->stages_per_rank > 1 ? "v" : factor);
-    printf("Activations are those of bench/gpt2, kept from forward to backward, %s computed again; not "
+    printf("Activations are those of bench/model, kept from forward to backward, %s computed again; not "
            "counted are attention's matrices, statistics, scratch%s\n\n",
            o->model.config.recompute ? "those inside layers" : "nothing",
            o->schedule == ZERO_SCHEDULE_ZERO_BUBBLE ? ", gradients between the parts of a backward" : "");

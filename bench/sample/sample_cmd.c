@@ -4,21 +4,13 @@
 #include "bench/commands.h"
 #include "bench/llama/hf_folder.h"
 #include "bench/sample/sample.h"
+#include "bench/train/text_tokens.h"
 #include "bench/train/train.h"
-
-#include <stdio.h>
-#include <unistd.h>
 
 struct sample_command {
     struct train_options train;
     struct sample_options sample;
 };
-
-static bool has_tokenizer(const char *dir)
-{
-    char path[4096];
-    return snprintf(path, sizeof path, "%s/" TOKENIZER_FILE, dir) < (int)sizeof path && !access(path, F_OK);
-}
 
 /* A folder of --model has the weights and the tokenizer, if no others are named. */
 static error_t finish(struct argp_state *state, void *options)
@@ -28,7 +20,7 @@ static error_t finish(struct argp_state *state, void *options)
     char fault[128];
     if (!o->load && !o->import_from && o->model.dir && hf_folder_has_weights(o->model.dir))
         o->import_from = o->model.dir;
-    if (!c->sample.tokenizer && o->model.dir && has_tokenizer(o->model.dir))
+    if (!c->sample.tokenizer && o->model.dir && text_has_tokenizer(o->model.dir))
         c->sample.tokenizer = o->model.dir;
     if (!o->load == !o->import_from)
         return option_fault(state, "--load or --import: %s", o->load ? "both are given" : "one is needed");

@@ -766,7 +766,8 @@ static int alloc_nothing(struct zr_device *dev, int64_t bytes, void **out)
     return zr_fail(ZERO_ERR_NOMEM, "no memory for %lld bytes", (long long)bytes);
 }
 
-/* What is held between the parts of a backward pass is allocated in it. If that fails, it does nothing. */
+/* With recompute, a backward pass in two parts allocates a block for what the second part needs. If there is
+ * no memory for it, the pass fails and computes nothing. */
 static void check_no_memory(void **state)
 {
     struct model_config c = shapes[0];
