@@ -32,8 +32,8 @@ struct zr_step_scalars {
     uint32_t skip;
 };
 
-/* How masters are kept. REMAINDER: as the bf16 weight and 16 more bits. NONE: as the bf16 weight only, which is
- * rounded at random. */
+/* How masters are kept. REMAINDER: as the bf16 weight and 16 more bits. NONE: as the bf16 weight only, which
+ * is rounded at random. */
 enum zr_masters { ZR_MASTERS_F32, ZR_MASTERS_REMAINDER, ZR_MASTERS_NONE };
 
 /* How the states of an optimizer are kept: as fp32, as bf16, or in 8 bits (state_codes.h). BF16 and Q8 are
@@ -63,8 +63,8 @@ struct zr_update {
     void *param;
     /* (n) fp32 gradient, reduced but not yet scaled */
     const float *grad;
-    /* (n) each, zr_optimizer_states(kind, beta1) of them; the others are NULL. An element is a float, a bf16 or
-     * a code of one byte, as moments says. */
+    /* (n) each, zr_optimizer_states(kind, beta1) of them; the others are NULL. An element is a float, a bf16
+     * or a code of one byte, as moments says. */
     void *state[ZR_OPTIMIZER_STATES];
     /* (n / ZR_Q8_BLOCK, rounded up) each, if moments is Q8. Element 0 then begins a block of its tensor, and
      * rounding.at and rounding.run are multiples of ZR_Q8_BLOCK. */

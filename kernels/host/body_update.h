@@ -98,8 +98,8 @@ static __attribute__((noinline)) void update_f32(const struct zr_update *u)
 
 /* --- masters and states in fewer bytes ---
  *
- * A piece of each array is decoded to floats on the stack, updated there, and encoded again, so that memory is
- * passed once and every optimizer has every precision. The pieces stay in the first-level cache. */
+ * A piece of each array is decoded to floats on the stack, updated there, and encoded again, so that memory
+ * is passed once and every optimizer has every precision. The pieces stay in the first-level cache. */
 
 /* A multiple of ZR_Q8_BLOCK. */
 enum { UPDATE_PIECE = 256 };
