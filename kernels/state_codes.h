@@ -169,9 +169,12 @@ ZR_HOST_DEVICE uint32_t zr_q8_size(float x, bool squares)
     return squares ? zr_float_bits(x + 0.0f) : zr_float_bits(x) & 0x7fffffffu; /* -0 is no negative number */
 }
 
+/* The scale is 0 or NaN, or its inverse is a normal number. */
 ZR_HOST_DEVICE uint16_t zr_q8_scale(uint32_t largest_size)
 {
-    const uint32_t up = (largest_size + 0xffff) >> 16;
+    const uint32_t rounded = (largest_size + 0xffff) >> 16;
+    const uint32_t up =
+        rounded == 0 || rounded > 0x0080 ? rounded : 0x0080; /* 2^-126, the least normal number */
     return (uint16_t)(largest_size >= 0x7f800000u ? 0x7fc0 : up < 0x7f7f ? up : 0x7f7f);
 }
 
@@ -181,7 +184,7 @@ ZR_HOST_DEVICE uint8_t zr_q8_code(float x, float scale, bool squares, uint32_t n
     const uint32_t sign = zr_float_bits(x) >> 31;
     const float size = zr_bits_float(zr_float_bits(x) & (usable ? 0x7fffffffu : 0));
     const float levels = (float)zr_q8_levels(squares);
-    const float at = size / (usable ? scale : 1.0f) * (levels * levels);
+    const float at = size * (1.0f / (usable ? scale : 1.0f)) * (levels * levels);
     const float below = (float)(int32_t)sqrtf(at);
     const float random = (float)(int32_t)(noise >> 8) * 0x1p-24f;
     const float least = size > 0 ? 1.0f : 0.0f;
