@@ -31,8 +31,8 @@ static int put_squares(struct squares *q)
     struct zr_own_squares *own = zr_engine_norm_at(e);
     double from = ldexp(ZR_MAX_NORM_TO_SQUARE / fabs(zr_unclipped_scale(e, q->tuned)), -20);
     const struct zr_largest largest = {
-        .word = &own->largest, .at = q->x - (const float *)e->reduce_base, .from = from * from};
-    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;
+        .word = &own->largest, .at = ((const char *)q->x - e->reduce_base) / 2, .from = from * from};
+    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, ZERO_F32, q->n, &largest) : 0;
 }
 
 /* Joins ranges that lie end to end into one operation, which is one kernel launch on a GPU. Ranges may only
@@ -207,7 +207,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
                            .first = p->layer * p->n + (first - p->first),
                            .n = k->n,
                            .master = k->master,
-                           .grad = k->grad,
+                           .grad = (float *)k->grad,
                            .lr = k->lr,
                            .t = k->t}};
     for (int i = 0; i < f->n_states; i++)
@@ -228,7 +228,8 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
         call_user(&c);
     }
     if (k->param != k->master)
-        ZR_TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZERO_F32, k->n));
+        ZR_TRY(d->encode(e->reduce_stream, &(struct zr_coded){ZR_CODING_WEIGHT, k->param, NULL}, k->master,
+                         k->n));
     return 0;
 }
 
@@ -249,6 +250,7 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     const struct zr_optim *group = &up->job->tuned->optim[t->group];
     struct zr_update k = {.kind = f->optimizer,
                           .param_dtype = f->dtype,
+                          .grad_dtype = ZERO_F32,
                           .lr = up->job->lr * group->lr_scale,
                           .beta1 = group->beta1,
                           .beta2 = group->beta2,
@@ -279,7 +281,7 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
         ZR_TRY(put_update(up));
     if (up->n_spans == 0)
         up->u = k;
-    int64_t at = k.grad - up->u.grad;
+    int64_t at = (const float *)k.grad - (const float *)up->u.grad;
     up->span[up->n_spans++] = (struct zr_update_span){at, n, k.lr, k.decay};
     up->u.n = at + n;
     return up->n_spans == ZR_MAX_SPANS ? put_update(up) : 0;
