@@ -287,17 +287,23 @@ static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_
 
 static void touch_update(struct zr_stream *s, struct zr_line *l, const struct zr_update *u)
 {
-    int64_t bytes = u->n * (int64_t)sizeof(float);
+    const int64_t bytes = u->n * (int64_t)sizeof(float);
+    const int64_t scale_bytes = (u->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK * (int64_t)sizeof *u->scale[0];
     struct zr_access used[] = {{u->scalars, sizeof *u->scalars, false},
                                {u->grad, bytes, false},
                                {u->master, bytes, true},
+                               {u->remainder, u->n * (int64_t)sizeof *u->remainder, true},
                                {u->param, u->param ? u->n * zr_dtype_bytes(u->param_dtype) : 0, true}};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].at)
             zr_shadow_touch(&s->check->rec, l, &used[i], 1);
     for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
         if (u->state[i])
-            zr_shadow_touch(&s->check->rec, l, &(struct zr_access){u->state[i], bytes, true}, 1);
+            zr_shadow_touch(&s->check->rec, l,
+                            &(struct zr_access){u->state[i], u->n * zr_moments_bytes(u->moments), true}, 1);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+        if (u->scale[i])
+            zr_shadow_touch(&s->check->rec, l, &(struct zr_access){u->scale[i], scale_bytes, true}, 1);
 }
 
 static int update(struct zr_stream *s, const struct zr_update *u)

@@ -115,7 +115,7 @@ static int op_update_spans(struct zr_stream *s, const struct zr_update *u, const
 
 static int op_update(struct zr_stream *s, const struct zr_update *u)
 {
-    const struct zr_update_span all = {.n = u->n, .lr = u->lr, .decay = u->decay};
+    const struct zr_update_span all = {.n = u->n, .lr = u->lr, .decay = u->decay, .rounding = u->rounding};
     return op_update_spans(s, u, &all, 1);
 }
 

@@ -4,6 +4,7 @@
  * host_portable.c, host_avx2.c and host_avx512.c include it after their vec_*.h. update_range is inlined for
  * each constant kind, variant and type of the parameter, so its loop has no branches. */
 #include "kernels/host/update_element.h"
+#include "kernels/op_check.h"
 
 /* Prefetch distance in elements (1 KiB): about what is read during one memory latency. The CPU's own
  * prefetchers stop at the end of a page. */
@@ -16,7 +17,7 @@ ALWAYS_INLINE void update_prefetch(const struct zr_update *u, int64_t i, int n_r
     __builtin_prefetch(u->grad + i + UPDATE_AHEAD, 0);
     __builtin_prefetch(u->master + i + UPDATE_AHEAD, 1);
     for (int s = 0; s < n_read; s++)
-        __builtin_prefetch(u->state[s] + i + UPDATE_AHEAD, 1);
+        __builtin_prefetch((float *)u->state[s] + i + UPDATE_AHEAD, 1);
 }
 
 /* Updates elements [0, n). n is a multiple of VEC_LANES. */
@@ -66,10 +67,9 @@ ALWAYS_INLINE void update_with(const struct zr_update *u, int64_t n, enum zero_o
     }
 }
 
-static void host_update(const struct zr_update *u)
+/* Updates with masters and states in fp32. */
+static __attribute__((noinline)) void update_f32(const struct zr_update *u)
 {
-    if (u->scalars->skip)
-        return;
     int64_t n = u->n - u->n % VEC_LANES;
     switch (u->kind) {
 #define KIND(NAME, number, name, source)                                                                     \
@@ -90,14 +90,181 @@ static void host_update(const struct zr_update *u)
     if (n < u->n) {
         struct zr_update tail = *u;
         tail.n = u->n - n;
-        tail.master += n;
-        tail.grad += n;
-        if (tail.param)
-            tail.param = (char *)tail.param + n * zr_dtype_bytes(u->param_dtype);
-        for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
-            if (tail.state[i])
-                tail.state[i] += n;
+        zr_update_advance(&tail, n);
         zr_host_portable.update(&tail);
     }
 #endif
+}
+
+/* --- masters and states in fewer bytes ---
+ *
+ * A piece of each array is decoded to floats on the stack, updated there, and encoded again, so that memory
+ * is passed once and every optimizer has every precision. The pieces stay in the first-level cache. */
+
+/* A multiple of ZR_Q8_BLOCK. */
+enum { UPDATE_PIECE = 256 };
+
+/* What is decoded and encoded: n elements from element at on, which are adjacent in the tensor. */
+struct update_piece {
+    const struct zr_update *u;
+    int64_t at, n;
+};
+
+static struct zr_noise piece_noise(const struct update_piece *p, enum zr_noise_kind kind, uint32_t *first)
+{
+    const int64_t element = zr_rounding_element(&p->u->rounding, p->at);
+    *first = (uint32_t)element;
+    return zr_noise_of(&p->u->rounding, kind, element);
+}
+
+static void decode_bf16(float *x, const uint16_t *from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] = zr_bf16_value(from[i]);
+}
+
+static void encode_bf16(uint16_t *to, const float *x, const struct update_piece *p, enum zr_noise_kind kind)
+{
+    uint32_t first;
+    const struct zr_noise noise = piece_noise(p, kind, &first);
+    for (uint32_t i = 0; i < (uint32_t)p->n; i++)
+        to[i] = zr_round_random(x[i], zr_noise_bits(noise, first + i));
+}
+
+ALWAYS_INLINE void decode_block(float *x, const uint8_t *code, float scale, bool squares)
+{
+    for (int i = 0; i < ZR_Q8_BLOCK; i++)
+        x[i] = zr_q8_value(code[i], scale, squares);
+}
+
+ALWAYS_INLINE uint16_t encode_block(uint8_t *code, const float *x, bool squares, struct zr_noise noise,
+                                    uint32_t first)
+{
+    uint32_t largest = 0;
+    for (int i = 0; i < ZR_Q8_BLOCK; i++) {
+        const uint32_t size = zr_q8_size(x[i], squares);
+        largest = size > largest ? size : largest;
+    }
+    const uint16_t half = zr_q8_scale(largest);
+    const float scale = zr_bf16_value(half);
+    for (uint32_t i = 0; i < ZR_Q8_BLOCK; i++)
+        code[i] = zr_q8_code(x[i], scale, squares, zr_noise_bits(noise, first + i));
+    return half;
+}
+
+/* The last block of a tensor may be short. It is padded with zeros. */
+ALWAYS_INLINE void decode_q8(float *x, const struct update_piece *p, int state, bool squares)
+{
+    const uint8_t *from = (const uint8_t *)p->u->state[state] + p->at;
+    const uint16_t *scale = p->u->scale[state] + p->at / ZR_Q8_BLOCK;
+    for (int64_t i = 0; i < p->n; i += ZR_Q8_BLOCK) {
+        uint8_t code[ZR_Q8_BLOCK] = {0};
+        memcpy(code, from + i, (size_t)(p->n - i < ZR_Q8_BLOCK ? p->n - i : ZR_Q8_BLOCK));
+        decode_block(x + i, code, zr_bf16_value(scale[i / ZR_Q8_BLOCK]), squares);
+    }
+}
+
+ALWAYS_INLINE void encode_q8(float *x, const struct update_piece *p, int state, bool squares)
+{
+    uint8_t *to = (uint8_t *)p->u->state[state] + p->at;
+    uint16_t *scale = p->u->scale[state] + p->at / ZR_Q8_BLOCK;
+    uint32_t first;
+    const struct zr_noise noise = piece_noise(p, (enum zr_noise_kind)(ZR_NOISE_STATE_0 + state), &first);
+    for (int64_t i = p->n; i % ZR_Q8_BLOCK; i++)
+        x[i] = 0;
+    for (int64_t i = 0; i < p->n; i += ZR_Q8_BLOCK) {
+        uint8_t code[ZR_Q8_BLOCK];
+        scale[i / ZR_Q8_BLOCK] = encode_block(code, x + i, squares, noise, first + (uint32_t)i);
+        memcpy(to + i, code, (size_t)(p->n - i < ZR_Q8_BLOCK ? p->n - i : ZR_Q8_BLOCK));
+    }
+}
+
+static void decode_state(float *x, const struct update_piece *p, int state)
+{
+    if (p->u->moments == ZR_MOMENTS_BF16)
+        decode_bf16(x, (const uint16_t *)p->u->state[state] + p->at, p->n);
+    else if (update_squares(p->u->kind) == state)
+        decode_q8(x, p, state, true);
+    else
+        decode_q8(x, p, state, false);
+}
+
+static void encode_state(float *x, const struct update_piece *p, int state)
+{
+    if (p->u->moments == ZR_MOMENTS_BF16)
+        encode_bf16((uint16_t *)p->u->state[state] + p->at, x, p,
+                    (enum zr_noise_kind)(ZR_NOISE_STATE_0 + state));
+    else if (update_squares(p->u->kind) == state)
+        encode_q8(x, p, state, true);
+    else
+        encode_q8(x, p, state, false);
+}
+
+static void decode_weights(float *w, const struct update_piece *p)
+{
+    const uint16_t *weight = (const uint16_t *)p->u->param + p->at;
+    if (p->u->masters == ZR_MASTERS_NONE) {
+        decode_bf16(w, weight, p->n);
+        return;
+    }
+    const uint16_t *remainder = p->u->remainder + p->at;
+    for (int64_t i = 0; i < p->n; i++)
+        w[i] = zr_join_master(weight[i], remainder[i]);
+}
+
+static void encode_weights(const float *w, const struct update_piece *p)
+{
+    uint16_t *weight = (uint16_t *)p->u->param + p->at;
+    if (p->u->masters == ZR_MASTERS_NONE) {
+        encode_bf16(weight, w, p, ZR_NOISE_WEIGHT);
+        return;
+    }
+    uint16_t *remainder = p->u->remainder + p->at;
+    for (int64_t i = 0; i < p->n; i++) {
+        weight[i] = zr_round_away(w[i]);
+        remainder[i] = zr_remainder_of(w[i]);
+    }
+}
+
+static void update_piece(const struct update_piece *p)
+{
+    float w[UPDATE_PIECE], state[ZR_OPTIMIZER_STATES][UPDATE_PIECE];
+    const bool coded_weights = p->u->masters != ZR_MASTERS_F32, coded = p->u->moments != ZR_MOMENTS_F32;
+    struct zr_update u = *p->u;
+    zr_update_advance(&u, p->at);
+    u.n = p->n;
+    if (coded_weights) {
+        decode_weights(w, p);
+        u.master = w;
+        u.param = NULL;
+    }
+    for (int i = 0; coded && i < ZR_OPTIMIZER_STATES; i++)
+        if (p->u->state[i]) {
+            decode_state(state[i], p, i);
+            u.state[i] = state[i];
+        }
+    u.masters = ZR_MASTERS_F32;
+    u.moments = ZR_MOMENTS_F32;
+    update_f32(&u);
+    if (coded_weights)
+        encode_weights(w, p);
+    for (int i = 0; coded && i < ZR_OPTIMIZER_STATES; i++)
+        if (p->u->state[i])
+            encode_state(state[i], p, i);
+}
+
+static void host_update(const struct zr_update *u)
+{
+    if (u->scalars->skip)
+        return;
+    if (update_is_f32(u)) {
+        update_f32(u);
+        return;
+    }
+    for (struct update_piece p = {.u = u}; p.at < u->n; p.at += p.n) {
+        const int64_t adjacent = zr_rounding_adjacent(&u->rounding, p.at);
+        p.n = u->n - p.at < UPDATE_PIECE ? u->n - p.at : UPDATE_PIECE;
+        p.n = adjacent < p.n ? adjacent : p.n;
+        update_piece(&p);
+    }
 }

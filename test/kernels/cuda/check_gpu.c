@@ -2,6 +2,8 @@
 /* check_gpu.c: the table of check_gpu.h. Each function copies its operands to the GPU and back. */
 #include "test/kernels/cuda/check_gpu.h"
 
+#include "kernels/op_check.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,13 +158,19 @@ static void gpu_update(const struct zr_update *u)
 {
     struct zr_update on_device = *u;
     on_device.scalars = place(u->scalars, NULL, sizeof *u->scalars);
-    on_device.master = place_out(u->master, 4 * u->n);
+    if (u->master)
+        on_device.master = place_out(u->master, 4 * u->n);
+    if (u->remainder)
+        on_device.remainder = place_out(u->remainder, 2 * u->n);
     on_device.grad = place(u->grad, NULL, 4 * u->n);
     if (u->param)
         on_device.param = place_out(u->param, u->n * zr_dtype_bytes(u->param_dtype));
     for (int i = 0; i < 2; i++)
         if (u->state[i])
-            on_device.state[i] = place_out(u->state[i], 4 * u->n);
+            on_device.state[i] = place_out(u->state[i], u->n * zr_moments_bytes(u->moments));
+    for (int i = 0; i < 2; i++)
+        if (u->scale[i])
+            on_device.scale[i] = place_out(u->scale[i], (u->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK * 2);
     must(dev->ops->update(s, &on_device));
     finish("update");
 }
