@@ -199,6 +199,8 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     const struct setup *s = r->arg;
     const struct mesh *on = s->mesh;
     struct zero_config cfg = toy_config(r, on->stage);
+    cfg.optim.masters = s->masters;
+    cfg.optim.moments = s->moments;
     struct zero_optim lion = cfg.optim;
     lion.optimizer = ZERO_LION;
     cfg.optim_groups = &lion;

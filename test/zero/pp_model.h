@@ -54,6 +54,8 @@ struct setup {
     const struct mesh *mesh;
     const char *folder;
     bool async, check;
+    /* enum zero_masters and enum zero_moments of all parameter groups */
+    int masters, moments;
     /* initial values are set after zero_wrap */
     bool later;
     /* weight maps do not name the tied tensor a second time */
