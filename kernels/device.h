@@ -83,6 +83,22 @@ struct zr_update_span {
 };
 #define ZR_MAX_SPANS 64 /* most spans of an update */
 
+/* What encode and decode convert from and to fp32 (state_codes.h). WEIGHT: bf16 weights, rounded from masters
+ * to nearest, with ties away from zero. REMAINDER: those, and the lower halves of the masters beside them.
+ * Q8, Q8_SQUARES: 8-bit codes of a state, or of a state of squares, and scales beside them. Codes are
+ * rounded to nearest. */
+enum zr_coding { ZR_CODING_WEIGHT, ZR_CODING_REMAINDER, ZR_CODING_Q8, ZR_CODING_Q8_SQUARES };
+
+/* n elements in fewer bytes. */
+struct zr_coded {
+    enum zr_coding coding;
+    /* (n) of 2 bytes, or of 1 byte for Q8 */
+    void *at;
+    /* REMAINDER: (n). Q8: (n / ZR_Q8_BLOCK, rounded up); element 0 begins a block, and only a block at the
+     * end of a tensor may be short. */
+    uint16_t *beside;
+};
+
 /* An exact sum of doubles. The order of additions does not matter, so ranks, shards and streams may add in
  * any order and get the same bits. It is Kulisch's long accumulator (exact_sum.h), and plain data that may be
  * copied. */
@@ -154,6 +170,12 @@ struct zr_host_kernels {
     void (*scale)(float *x, int64_t n, float factor);
     /* param_dtype is F32 or BF16. */
     void (*update)(const struct zr_update *u);
+    /* dst[i] = dst[i] + src[i] in bf16: the sum in fp32, rounded at random with noise of the kind
+     * ZR_NOISE_SUM. */
+    void (*add_rounded)(uint16_t *dst, const float *src, int64_t n, const struct zr_rounding *rounding);
+    /* Source and destination do not overlap. */
+    void (*encode)(const struct zr_coded *to, const float *src, int64_t n);
+    void (*decode)(float *dst, const struct zr_coded *from, int64_t n);
 };
 
 /* Returns the table for isa, or NULL if this CPU or build does not have it. */
@@ -325,6 +347,11 @@ struct zr_device_ops {
      * copied. */
     int (*update_spans)(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
                         int n_spans);
+    /* The structs are copied. */
+    int (*add_rounded)(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                       const struct zr_rounding *rounding);
+    int (*encode)(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n);
+    int (*decode)(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n);
     /* Begin and end of a step's agreement (agreement.h). The arguments are copied. */
     int (*agree_begin)(struct zr_stream *s, const struct zr_agree_begin *b);
     int (*agree_end)(struct zr_stream *s, const struct zr_agree_end *e);

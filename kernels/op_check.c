@@ -176,6 +176,27 @@ int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span
     return err;
 }
 
+int64_t zr_coding_bytes(enum zr_coding coding)
+{
+    return coding == ZR_CODING_WEIGHT || coding == ZR_CODING_REMAINDER ? 2 : 1;
+}
+
+int64_t zr_coding_bytes_beside(enum zr_coding coding, int64_t n)
+{
+    const int64_t n_blocks = (n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK;
+    return coding == ZR_CODING_WEIGHT ? 0 : 2 * (coding == ZR_CODING_REMAINDER ? n : n_blocks);
+}
+
+int zr_check_coded(const char *op, const struct zr_coded *c, int64_t n)
+{
+    if ((unsigned)c->coding > ZR_CODING_Q8_SQUARES)
+        return zr_fail(ZERO_ERR_ARG, "%s: coding is %d, must be 0 to %d", op, (int)c->coding,
+                       ZR_CODING_Q8_SQUARES);
+    if (n > 0 && c->coding != ZR_CODING_WEIGHT && !c->beside)
+        return zr_fail(ZERO_ERR_ARG, "%s: beside is NULL, and coding %d needs it", op, (int)c->coding);
+    return zr_check_count(op, "n", n);
+}
+
 int64_t zr_moments_bytes(enum zr_moments moments)
 {
     return moments == ZR_MOMENTS_F32 ? 4 : moments == ZR_MOMENTS_BF16 ? 2 : 1;

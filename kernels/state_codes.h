@@ -87,6 +87,8 @@ ZR_HOST_DEVICE uint32_t zr_noise_bits(struct zr_noise n, uint32_t element)
     return x ^ x >> 16;
 }
 
+#define ZR_NOISE_NEAREST 0x80000000u /* zr_q8_code rounds to nearest with it */
+
 /* --- bf16 --- */
 
 ZR_HOST_DEVICE uint32_t zr_float_bits(float x)

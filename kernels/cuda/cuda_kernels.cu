@@ -228,7 +228,7 @@ __device__ __forceinline__ void update_elements(const struct zr_update &u, float
     if (OUT == PARAM_F32)
         w.store(static_cast<float *>(u.param) + i);
     else if (OUT == PARAM_BF16)
-        w.store(static_cast<uint16_t *>(u.param) + i);
+        w.store_weights(static_cast<uint16_t *>(u.param) + i);
 }
 
 template <zero_optimizer KIND, update_variant VARIANT, update_param OUT>
@@ -303,17 +303,27 @@ __device__ __forceinline__ void store_some(T *p, const struct several<T> &x, int
             p[j] = x.v[j];
 }
 
-/* The elements of a thread: n from index at of the arrays, which is element i of the span. */
+/* The elements of a thread: n from index at of the arrays, which is element i for rounding. rounding NULL:
+ * states are rounded to nearest. */
 struct coded {
     int64_t at, i;
     int n;
-    const struct zr_update_span *span;
+    const struct zr_rounding *rounding;
 };
+
+/* first: index of element 0 in the arrays. n: elements of all threads. */
+__device__ __forceinline__ struct coded coded_of(int64_t first, int64_t i, int64_t n,
+                                                 const struct zr_rounding *rounding)
+{
+    return {first + i, i, i >= n ? 0 : n - i < WIDTH ? (int)(n - i) : WIDTH, rounding};
+}
 
 __device__ __forceinline__ uint32_t noise_of(const struct coded &c, zr_noise_kind kind, int j)
 {
-    const int64_t element = zr_rounding_element(&c.span->rounding, c.i + j);
-    return zr_noise_bits(zr_noise_of(&c.span->rounding, kind, element), (uint32_t)element);
+    if (!c.rounding)
+        return ZR_NOISE_NEAREST;
+    const int64_t element = zr_rounding_element(c.rounding, c.i + j);
+    return zr_noise_bits(zr_noise_of(c.rounding, kind, element), (uint32_t)element);
 }
 
 __device__ __forceinline__ void decode_bf16(struct several<float> &x, const void *from, const struct coded &c)
@@ -333,25 +343,18 @@ __device__ __forceinline__ void encode_bf16(void *to, const struct several<float
     store_some(static_cast<uint16_t *>(to) + c.at, h, c.n);
 }
 
-__device__ __forceinline__ void decode_state(struct several<float> &x, const struct zr_update &u,
-                                             const struct coded &c, int state, bool squares)
+__device__ __forceinline__ void decode_q8(struct several<float> &x, const void *codes, const uint16_t *scales,
+                                          const struct coded &c, bool squares)
 {
-    if (u.moments == ZR_MOMENTS_F32) {
-        x = load_some(static_cast<const float *>(u.state[state]) + c.at, c.n);
-    } else if (u.moments == ZR_MOMENTS_BF16) {
-        decode_bf16(x, u.state[state], c);
-    } else {
-        const struct several<uint8_t> code =
-            load_some(static_cast<const uint8_t *>(u.state[state]) + c.at, c.n);
-        const float scale = c.n > 0 ? zr_bf16_value(u.scale[state][c.at / ZR_Q8_BLOCK]) : 0;
-        for (int j = 0; j < WIDTH; j++)
-            x.v[j] = zr_q8_value(code.v[j], scale, squares);
-    }
+    const struct several<uint8_t> code = load_some(static_cast<const uint8_t *>(codes) + c.at, c.n);
+    const float scale = c.n > 0 ? zr_bf16_value(scales[c.at / ZR_Q8_BLOCK]) : 0;
+    for (int j = 0; j < WIDTH; j++)
+        x.v[j] = zr_q8_value(code.v[j], scale, squares);
 }
 
 /* Every thread of the warp calls this, also with n 0. */
-__device__ __forceinline__ void encode_q8(const struct several<float> &x, const struct zr_update &u,
-                                          const struct coded &c, int state, bool squares)
+__device__ __forceinline__ void encode_q8(void *codes, uint16_t *scales, const struct several<float> &x,
+                                          const struct coded &c, bool squares, zr_noise_kind kind)
 {
     struct several<uint8_t> code = {
     };
@@ -366,64 +369,85 @@ __device__ __forceinline__ void encode_q8(const struct several<float> &x, const 
     }
     const uint16_t scale = zr_q8_scale(largest);
     for (int j = 0; j < c.n; j++)
-        code.v[j] = zr_q8_code(x.v[j], zr_bf16_value(scale), squares,
-                               noise_of(c, (zr_noise_kind)(ZR_NOISE_STATE_0 + state), j));
-    store_some(static_cast<uint8_t *>(u.state[state]) + c.at, code, c.n);
+        code.v[j] = zr_q8_code(x.v[j], zr_bf16_value(scale), squares, noise_of(c, kind, j));
+    store_some(static_cast<uint8_t *>(codes) + c.at, code, c.n);
     if (c.n > 0 && threadIdx.x % Q8_THREADS == 0)
-        u.scale[state][c.at / ZR_Q8_BLOCK] = scale;
+        scales[c.at / ZR_Q8_BLOCK] = scale;
+}
+
+__device__ __forceinline__ void decode_master(struct several<float> &w, const void *weights,
+                                              const uint16_t *remainders, const struct coded &c)
+{
+    const struct several<uint16_t> high = load_some(static_cast<const uint16_t *>(weights) + c.at, c.n);
+    const struct several<uint16_t> low = load_some(remainders + c.at, c.n);
+    for (int j = 0; j < WIDTH; j++)
+        w.v[j] = zr_join_master(high.v[j], low.v[j]);
+}
+
+/* remainders NULL: only the weights. */
+__device__ __forceinline__ void encode_master(void *weights, uint16_t *remainders,
+                                              const struct several<float> &w, const struct coded &c)
+{
+    struct several<uint16_t> high, low;
+    for (int j = 0; j < WIDTH; j++) {
+        high.v[j] = zr_round_away(w.v[j]);
+        low.v[j] = zr_remainder_of(w.v[j]);
+    }
+    store_some(static_cast<uint16_t *>(weights) + c.at, high, c.n);
+    if (remainders)
+        store_some(remainders + c.at, low, c.n);
+}
+
+__device__ __forceinline__ void decode_state(struct several<float> &x, const struct zr_update &u,
+                                             const struct coded &c, int state, bool squares)
+{
+    if (u.moments == ZR_MOMENTS_F32)
+        x = load_some(static_cast<const float *>(u.state[state]) + c.at, c.n);
+    else if (u.moments == ZR_MOMENTS_BF16)
+        decode_bf16(x, u.state[state], c);
+    else
+        decode_q8(x, u.state[state], u.scale[state], c, squares);
 }
 
 __device__ __forceinline__ void encode_state(const struct several<float> &x, const struct zr_update &u,
                                              const struct coded &c, int state, bool squares)
 {
+    const zr_noise_kind kind = (zr_noise_kind)(ZR_NOISE_STATE_0 + state);
     if (u.moments == ZR_MOMENTS_F32)
         store_some(static_cast<float *>(u.state[state]) + c.at, x, c.n);
     else if (u.moments == ZR_MOMENTS_BF16)
-        encode_bf16(u.state[state], x, c, (zr_noise_kind)(ZR_NOISE_STATE_0 + state));
+        encode_bf16(u.state[state], x, c, kind);
     else
-        encode_q8(x, u, c, state, squares);
+        encode_q8(u.state[state], u.scale[state], x, c, squares, kind);
 }
 
 __device__ __forceinline__ void decode_weights(struct several<float> &w, const struct zr_update &u,
                                                const struct coded &c)
 {
-    if (u.masters == ZR_MASTERS_F32) {
+    if (u.masters == ZR_MASTERS_F32)
         w = load_some(static_cast<const float *>(u.master) + c.at, c.n);
-    } else if (u.masters == ZR_MASTERS_NONE) {
+    else if (u.masters == ZR_MASTERS_NONE)
         decode_bf16(w, u.param, c);
-    } else {
-        const struct several<uint16_t> high = load_some(static_cast<const uint16_t *>(u.param) + c.at, c.n),
-                                       low =
-                                           load_some(static_cast<const uint16_t *>(u.remainder) + c.at, c.n);
-        for (int j = 0; j < WIDTH; j++)
-            w.v[j] = zr_join_master(high.v[j], low.v[j]);
-    }
+    else
+        decode_master(w, u.param, u.remainder, c);
 }
 
 __device__ __forceinline__ void encode_weights(const struct several<float> &w, const struct zr_update &u,
                                                const struct coded &c)
 {
-    struct several<uint16_t> high = {}, low = {
-    };
+    const enum update_param out = update_param_of(&u);
     if (u.masters == ZR_MASTERS_NONE) {
         encode_bf16(u.param, w, c, ZR_NOISE_WEIGHT);
-    } else if (u.masters == ZR_MASTERS_REMAINDER) {
-        for (int j = 0; j < c.n; j++) {
-            high.v[j] = zr_round_away(w.v[j]);
-            low.v[j] = zr_remainder_of(w.v[j]);
-        }
-        store_some(static_cast<uint16_t *>(u.param) + c.at, high, c.n);
-        store_some(u.remainder + c.at, low, c.n);
-    } else {
-        store_some(u.master + c.at, w, c.n);
-        const enum update_param out = update_param_of(&u);
-        for (int j = 0; j < c.n; j++)
-            vec_store_bf16(&high.v[j], w.v[j]);
-        if (out == PARAM_F32)
-            store_some(static_cast<float *>(u.param) + c.at, w, c.n);
-        else if (out == PARAM_BF16)
-            store_some(static_cast<uint16_t *>(u.param) + c.at, high, c.n);
+        return;
     }
+    if (u.masters == ZR_MASTERS_F32)
+        store_some(u.master + c.at, w, c.n);
+    if (u.masters == ZR_MASTERS_REMAINDER)
+        encode_master(u.param, u.remainder, w, c);
+    else if (out == PARAM_F32)
+        store_some(static_cast<float *>(u.param) + c.at, w, c.n);
+    else if (out == PARAM_BF16)
+        encode_master(u.param, NULL, w, c);
 }
 
 template <zero_optimizer KIND, update_variant VARIANT>
@@ -434,11 +458,9 @@ __global__ void __launch_bounds__(THREADS) update_coded(const __grid_constant__ 
     int k = 0;
     while (k + 1 < t.n && (int)blockIdx.x >= t.first_block[k + 1])
         k++;
-    struct coded c;
-    c.span = &t.span[k];
-    c.i = (((int64_t)blockIdx.x - t.first_block[k]) * THREADS + threadIdx.x) * WIDTH;
-    c.at = c.span->first + c.i;
-    c.n = c.i >= c.span->n ? 0 : c.span->n - c.i < WIDTH ? (int)(c.span->n - c.i) : WIDTH;
+    const struct zr_update_span &span = t.span[k];
+    const int64_t first = (((int64_t)blockIdx.x - t.first_block[k]) * THREADS + threadIdx.x) * WIDTH;
+    const struct coded c = coded_of(span.first, first, span.n, &span.rounding);
     if (t.u.scalars->skip)
         return;
     struct several<float> w = {}, s[ZR_OPTIMIZER_STATES] = {
@@ -448,8 +470,8 @@ __global__ void __launch_bounds__(THREADS) update_coded(const __grid_constant__ 
     for (int i = 0; i < n_read; i++)
         decode_state(s[i], t.u, c, i, i == squares);
     struct zr_update own = t.u;
-    own.lr = c.span->lr;
-    own.decay = c.span->decay;
+    own.lr = span.lr;
+    own.decay = span.decay;
     const struct update_constants constants = update_constants_of(&own, t.u.scalars->grad_scale);
     for (int j = 0; j < c.n; j++)
         w.v[j] = update_element(&constants, KIND, VARIANT, w.v[j], g.v[j], &s[0].v[j], &s[1].v[j]);
@@ -526,6 +548,45 @@ cudaError_t update_kind(cudaStream_t s, const struct zr_update *u, const struct 
             return update_with<KIND, UPDATE_FIRST>(s, u, spans, n_spans);
     }
     return update_with<KIND, UPDATE_USUAL>(s, u, spans, n_spans);
+}
+
+/* --- elements in fewer bytes, without an update --- */
+
+__global__ void __launch_bounds__(THREADS) encode(struct zr_coded to, const float *src, int64_t n)
+{
+    const struct coded c = coded_of(0, thread_index() * WIDTH, n, NULL);
+    const struct several<float> x = load_some(src + c.at, c.n);
+    if (to.coding == ZR_CODING_WEIGHT)
+        encode_master(to.at, NULL, x, c);
+    else if (to.coding == ZR_CODING_REMAINDER)
+        encode_master(to.at, to.beside, x, c);
+    else
+        encode_q8(to.at, to.beside, x, c, to.coding == ZR_CODING_Q8_SQUARES, ZR_NOISE_STATE_0);
+}
+
+__global__ void __launch_bounds__(THREADS) decode(float *dst, struct zr_coded from, int64_t n)
+{
+    const struct coded c = coded_of(0, thread_index() * WIDTH, n, NULL);
+    struct several<float> x;
+    if (from.coding == ZR_CODING_WEIGHT)
+        decode_bf16(x, from.at, c);
+    else if (from.coding == ZR_CODING_REMAINDER)
+        decode_master(x, from.at, from.beside, c);
+    else
+        decode_q8(x, from.at, from.beside, c, from.coding == ZR_CODING_Q8_SQUARES);
+    store_some(dst + c.at, x, c.n);
+}
+
+__global__ void __launch_bounds__(THREADS)
+    add_rounded(uint16_t *dst, const float *src, int64_t n, struct zr_rounding rounding)
+{
+    const struct coded c = coded_of(0, thread_index() * WIDTH, n, &rounding);
+    const struct several<float> add = load_some(src + c.at, c.n);
+    struct several<float> sum;
+    decode_bf16(sum, dst, c);
+    for (int j = 0; j < WIDTH; j++)
+        sum.v[j] = vec_add(sum.v[j], add.v[j]);
+    encode_bf16(dst, sum, c, ZR_NOISE_SUM);
 }
 
 /* --- narrowing in place ---
@@ -719,6 +780,23 @@ cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_s
 {
     const struct operand one[] = {{x, 4}};
     return run_each(s, scale_op{x, scalars}, n, one, 1);
+}
+
+cudaError_t zr_cuda_add_rounded(cudaStream_t s, uint16_t *dst, const float *src, int64_t n,
+                                const struct zr_rounding *rounding)
+{
+    return n <= 0 ? cudaSuccess
+                  : launch(add_rounded, ceil_div(n, THREADS * WIDTH), s, dst, src, n, *rounding);
+}
+
+cudaError_t zr_cuda_encode(cudaStream_t s, const struct zr_coded *to, const float *src, int64_t n)
+{
+    return n <= 0 ? cudaSuccess : launch(encode, ceil_div(n, THREADS * WIDTH), s, *to, src, n);
+}
+
+cudaError_t zr_cuda_decode(cudaStream_t s, float *dst, const struct zr_coded *from, int64_t n)
+{
+    return n <= 0 ? cudaSuccess : launch(decode, ceil_div(n, THREADS * WIDTH), s, dst, *from, n);
 }
 
 cudaError_t zr_cuda_update_spans(cudaStream_t s, const struct zr_update *u,

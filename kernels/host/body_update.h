@@ -47,7 +47,7 @@ ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum zero_
         if (out == PARAM_F32)
             vec_store(param + i, w);
         else if (out == PARAM_BF16)
-            vec_store_bf16(param_bf16 + 2 * i, w);
+            vec_store_weight(param_bf16 + 2 * i, w);
     }
 }
 
@@ -110,120 +110,46 @@ struct update_piece {
     int64_t at, n;
 };
 
-static struct zr_noise piece_noise(const struct update_piece *p, enum zr_noise_kind kind, uint32_t *first)
-{
-    const int64_t element = zr_rounding_element(&p->u->rounding, p->at);
-    *first = (uint32_t)element;
-    return zr_noise_of(&p->u->rounding, kind, element);
-}
-
-static void decode_bf16(float *x, const uint16_t *from, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        x[i] = zr_bf16_value(from[i]);
-}
-
-static void encode_bf16(uint16_t *to, const float *x, const struct update_piece *p, enum zr_noise_kind kind)
-{
-    uint32_t first;
-    const struct zr_noise noise = piece_noise(p, kind, &first);
-    for (uint32_t i = 0; i < (uint32_t)p->n; i++)
-        to[i] = zr_round_random(x[i], zr_noise_bits(noise, first + i));
-}
-
-ALWAYS_INLINE void decode_block(float *x, const uint8_t *code, float scale, bool squares)
-{
-    for (int i = 0; i < ZR_Q8_BLOCK; i++)
-        x[i] = zr_q8_value(code[i], scale, squares);
-}
-
-ALWAYS_INLINE uint16_t encode_block(uint8_t *code, const float *x, bool squares, struct zr_noise noise,
-                                    uint32_t first)
-{
-    uint32_t largest = 0;
-    for (int i = 0; i < ZR_Q8_BLOCK; i++) {
-        const uint32_t size = zr_q8_size(x[i], squares);
-        largest = size > largest ? size : largest;
-    }
-    const uint16_t half = zr_q8_scale(largest);
-    const float scale = zr_bf16_value(half);
-    for (uint32_t i = 0; i < ZR_Q8_BLOCK; i++)
-        code[i] = zr_q8_code(x[i], scale, squares, zr_noise_bits(noise, first + i));
-    return half;
-}
-
-/* The last block of a tensor may be short. It is padded with zeros. */
-ALWAYS_INLINE void decode_q8(float *x, const struct update_piece *p, int state, bool squares)
-{
-    const uint8_t *from = (const uint8_t *)p->u->state[state] + p->at;
-    const uint16_t *scale = p->u->scale[state] + p->at / ZR_Q8_BLOCK;
-    for (int64_t i = 0; i < p->n; i += ZR_Q8_BLOCK) {
-        uint8_t code[ZR_Q8_BLOCK] = {0};
-        memcpy(code, from + i, (size_t)(p->n - i < ZR_Q8_BLOCK ? p->n - i : ZR_Q8_BLOCK));
-        decode_block(x + i, code, zr_bf16_value(scale[i / ZR_Q8_BLOCK]), squares);
-    }
-}
-
-ALWAYS_INLINE void encode_q8(float *x, const struct update_piece *p, int state, bool squares)
-{
-    uint8_t *to = (uint8_t *)p->u->state[state] + p->at;
-    uint16_t *scale = p->u->scale[state] + p->at / ZR_Q8_BLOCK;
-    uint32_t first;
-    const struct zr_noise noise = piece_noise(p, (enum zr_noise_kind)(ZR_NOISE_STATE_0 + state), &first);
-    for (int64_t i = p->n; i % ZR_Q8_BLOCK; i++)
-        x[i] = 0;
-    for (int64_t i = 0; i < p->n; i += ZR_Q8_BLOCK) {
-        uint8_t code[ZR_Q8_BLOCK];
-        scale[i / ZR_Q8_BLOCK] = encode_block(code, x + i, squares, noise, first + (uint32_t)i);
-        memcpy(to + i, code, (size_t)(p->n - i < ZR_Q8_BLOCK ? p->n - i : ZR_Q8_BLOCK));
-    }
-}
-
 static void decode_state(float *x, const struct update_piece *p, int state)
 {
-    if (p->u->moments == ZR_MOMENTS_BF16)
-        decode_bf16(x, (const uint16_t *)p->u->state[state] + p->at, p->n);
-    else if (update_squares(p->u->kind) == state)
-        decode_q8(x, p, state, true);
+    const struct zr_update *u = p->u;
+    if (u->moments == ZR_MOMENTS_BF16)
+        decode_bf16(x, (const uint16_t *)u->state[state] + p->at, p->n);
     else
-        decode_q8(x, p, state, false);
+        decode_q8(x, (const uint8_t *)u->state[state] + p->at, u->scale[state] + p->at / ZR_Q8_BLOCK, p->n,
+                  update_squares(u->kind) == state);
 }
 
-static void encode_state(float *x, const struct update_piece *p, int state)
+static void encode_state(const float *x, const struct update_piece *p, int state)
 {
-    if (p->u->moments == ZR_MOMENTS_BF16)
-        encode_bf16((uint16_t *)p->u->state[state] + p->at, x, p,
-                    (enum zr_noise_kind)(ZR_NOISE_STATE_0 + state));
-    else if (update_squares(p->u->kind) == state)
-        encode_q8(x, p, state, true);
-    else
-        encode_q8(x, p, state, false);
+    const struct zr_update *u = p->u;
+    const enum zr_noise_kind kind = (enum zr_noise_kind)(ZR_NOISE_STATE_0 + state);
+    if (u->moments == ZR_MOMENTS_BF16) {
+        encode_bf16((uint16_t *)u->state[state] + p->at, x, p->n, &u->rounding, kind, p->at);
+        return;
+    }
+    uint32_t first;
+    const struct zr_noise noise = noise_from(&u->rounding, kind, p->at, &first);
+    encode_q8((uint8_t *)u->state[state] + p->at, u->scale[state] + p->at / ZR_Q8_BLOCK, x, p->n,
+              update_squares(u->kind) == state, &noise, first);
 }
 
-static void decode_weights(float *w, const struct update_piece *p)
+static void decode_piece_weights(float *w, const struct update_piece *p)
 {
     const uint16_t *weight = (const uint16_t *)p->u->param + p->at;
-    if (p->u->masters == ZR_MASTERS_NONE) {
+    if (p->u->masters == ZR_MASTERS_NONE)
         decode_bf16(w, weight, p->n);
-        return;
-    }
-    const uint16_t *remainder = p->u->remainder + p->at;
-    for (int64_t i = 0; i < p->n; i++)
-        w[i] = zr_join_master(weight[i], remainder[i]);
+    else
+        decode_masters(w, weight, p->u->remainder + p->at, p->n);
 }
 
-static void encode_weights(const float *w, const struct update_piece *p)
+static void encode_piece_weights(const float *w, const struct update_piece *p)
 {
     uint16_t *weight = (uint16_t *)p->u->param + p->at;
-    if (p->u->masters == ZR_MASTERS_NONE) {
-        encode_bf16(weight, w, p, ZR_NOISE_WEIGHT);
-        return;
-    }
-    uint16_t *remainder = p->u->remainder + p->at;
-    for (int64_t i = 0; i < p->n; i++) {
-        weight[i] = zr_round_away(w[i]);
-        remainder[i] = zr_remainder_of(w[i]);
-    }
+    if (p->u->masters == ZR_MASTERS_NONE)
+        encode_bf16(weight, w, p->n, &p->u->rounding, ZR_NOISE_WEIGHT, p->at);
+    else
+        encode_masters(weight, p->u->remainder + p->at, w, p->n);
 }
 
 static void update_piece(const struct update_piece *p)
@@ -234,7 +160,7 @@ static void update_piece(const struct update_piece *p)
     zr_update_advance(&u, p->at);
     u.n = p->n;
     if (coded_weights) {
-        decode_weights(w, p);
+        decode_piece_weights(w, p);
         u.master = w;
         u.param = NULL;
     }
@@ -247,7 +173,7 @@ static void update_piece(const struct update_piece *p)
     u.moments = ZR_MOMENTS_F32;
     update_f32(&u);
     if (coded_weights)
-        encode_weights(w, p);
+        encode_piece_weights(w, p);
     for (int i = 0; coded && i < ZR_OPTIMIZER_STATES; i++)
         if (p->u->state[i])
             encode_state(state[i], p, i);

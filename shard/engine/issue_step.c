@@ -228,7 +228,8 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
         call_user(&c);
     }
     if (k->param != k->master)
-        ZR_TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZERO_F32, k->n));
+        ZR_TRY(d->encode(e->reduce_stream, &(struct zr_coded){ZR_CODING_WEIGHT, k->param, NULL}, k->master,
+                         k->n));
     return 0;
 }
 

@@ -144,8 +144,11 @@ static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int6
     if (c->kind >= 0)
         return d->copy(e->reduce_stream, value_at(e, c, first), from, n * c->size);
     enum zero_dtype src_dtype = c->kind == ZR_VALUE_PARAM ? dtype : ZERO_F32;
-    int err = d->cast(e->reduce_stream, zr_engine_param_at(e, c->flat, first), dtype, from, src_dtype, n);
-    return err;
+    char *param = zr_engine_param_at(e, c->flat, first);
+    if (src_dtype == ZERO_F32 && dtype == ZERO_BF16)
+        return d->encode(e->reduce_stream, &(struct zr_coded){ZR_CODING_WEIGHT, param, NULL},
+                         (const float *)from, n);
+    return d->cast(e->reduce_stream, param, dtype, from, src_dtype, n);
 }
 
 /* Copies the chunk's elements from staging to this rank's fp32 masters, if there are any. */

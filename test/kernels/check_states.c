@@ -249,12 +249,10 @@ static void reference(const struct zr_update *u, int n_states)
         element_f32(u, u->scalars->grad_scale, u->grad[i], &w, &x[0][i], &x[1][i]);
         half[i] = u->masters == ZR_MASTERS_NONE ? zr_round_random(w, noise_at(u, ZR_NOISE_WEIGHT, i))
                                                 : zr_round_away(w);
-        if (u->masters == ZR_MASTERS_F32) {
-            zr_host_kernels(ZR_ISA_PORTABLE)->cast(&half[i], ZERO_BF16, &w, ZERO_F32, 1);
+        if (u->masters == ZR_MASTERS_F32)
             u->master[i] = w;
-        } else if (u->masters == ZR_MASTERS_REMAINDER) {
+        else if (u->masters == ZR_MASTERS_REMAINDER)
             u->remainder[i] = zr_remainder_of(w);
-        }
     }
     for (int s = 0; s < n_states; s++)
         write_state(u, s, x[s]);
@@ -387,6 +385,103 @@ static void check_pieces(void **state)
         }
 }
 
+/* --- operations without an update --- */
+
+/* Numbers of one magnitude, with zeros, and sometimes with what has no code. */
+static void draw(float *x, int64_t n, bool squares, bool finite)
+{
+    for (int64_t i = 0; i < n; i++) {
+        x[i] = random_below(&rng, 9) ? random_normal(&rng) : 0;
+        x[i] = squares ? x[i] * x[i] : x[i];
+        if (!finite && random_below(&rng, 20) == 0)
+            x[i] = float_of_bits((uint32_t)random_bits(&rng));
+    }
+}
+
+/* The value of a code is the nearest one, except that only 0 has the code 0. */
+static bool is_nearest(uint8_t code, float x, float scale, bool squares)
+{
+    const double error = fabs((double)zr_q8_value(code, scale, squares) - x) * (1 - 1e-6);
+    for (int other = 0; other < 256; other++)
+        if ((other == 0) == (x == 0) && (squares || other != 0x80) &&
+            fabs((double)zr_q8_value((uint8_t)other, scale, squares) - x) < error - scale * 1e-6)
+            return false;
+    return (code == 0) == (x == 0);
+}
+
+static void check_coding(const struct zr_host_kernels *k, enum zr_coding coding, int64_t n, int64_t shift,
+                         bool finite)
+{
+    const bool squares = coding == ZR_CODING_Q8_SQUARES, q8 = coding >= ZR_CODING_Q8;
+    const int64_t size = zr_coding_bytes(coding);
+    struct guarded x = guarded_open(4 * n, 4 * shift), back = guarded_open(4 * n, 4 * (shift + 1)),
+                   at = guarded_open(size * n, size * (shift + 3)),
+                   beside = guarded_open(zr_coding_bytes_beside(coding, n), 2 * shift);
+    const struct zr_coded coded = {coding, at.p, coding == ZR_CODING_WEIGHT ? NULL : beside.p};
+    const float *from = x.p, *got = back.p;
+    const uint16_t *half = at.p, *second = beside.p;
+    draw(x.p, n, squares, finite);
+    k->encode(&coded, from, n);
+    k->decode(back.p, &coded, n);
+    for (int64_t i = 0; i < n; i++) {
+        if (!q8)
+            assert_int_equal(half[i], nearest_away(from[i]));
+        if (coding == ZR_CODING_WEIGHT)
+            assert_true(same_float(got[i], bf16_to_float(half[i])));
+        if (coding == ZR_CODING_REMAINDER)
+            assert_true(same_float(got[i], from[i]));
+        if (!q8)
+            continue;
+        const float scale = bf16_to_float(second[i / 32]);
+        uint32_t largest = 0;
+        for (int64_t j = i / 32 * 32; j < n && j < i / 32 * 32 + 32; j++)
+            if (zr_q8_size(from[j], squares) > largest)
+                largest = zr_q8_size(from[j], squares);
+        assert_int_equal(second[i / 32], zr_q8_scale(largest));
+        assert_true(same_float(got[i], zr_q8_value(((uint8_t *)at.p)[i], scale, squares)));
+        if (scale > 0 && !is_nearest(((uint8_t *)at.p)[i], from[i], scale, squares))
+            fail_msg("%s: %a of %a has the code %d", k->name, (double)from[i], (double)scale,
+                     ((uint8_t *)at.p)[i]);
+    }
+    guarded_close(&x), guarded_close(&back), guarded_close(&at), guarded_close(&beside);
+}
+
+static void check_codings(void **state)
+{
+    int turn = 0;
+    for (int coding = 0; coding <= ZR_CODING_Q8_SQUARES; coding++)
+        FOR_EACH(int64_t, n, check_sizes)
+    check_coding(*state, (enum zr_coding)coding, *n, turn % 5, turn % 2), turn++;
+}
+
+/* Sums are rounded at random once, with the noise of the element in the whole tensor. */
+static void check_add_rounded(void **state)
+{
+    const struct zr_host_kernels *k = *state;
+    int turn = 0;
+    FOR_EACH(int64_t, n, check_sizes)
+    for (int where = 0; where < 3; where++, turn++) {
+        struct guarded sum = guarded_open(2 * *n, 2 * (turn % 5)),
+                       more = guarded_open(4 * *n, 4 * (turn % 3));
+        struct zr_update u = {.rounding = some_rounding()};
+        uint16_t *dst = sum.p, *want = malloc((size_t)(2 * *n) + 1);
+        if (where == 1) /* the upper half of the element's number changes inside */
+            u.rounding.first = (INT64_C(7) << 32) - 64;
+        if (where == 2)
+            u.rounding.run = 37, u.rounding.at = 3, u.rounding.skip = 99;
+        draw(more.p, *n, false, true);
+        for (int64_t i = 0; i < *n; i++) {
+            dst[i] = bf16_from_float(random_normal(&rng));
+            want[i] =
+                zr_round_random(bf16_to_float(dst[i]) + ((float *)more.p)[i], noise_at(&u, ZR_NOISE_SUM, i));
+        }
+        k->add_rounded(dst, more.p, *n, &u.rounding);
+        assert_memory_equal(dst, want, (size_t)(2 * *n));
+        guarded_close(&sum), guarded_close(&more);
+        free(want);
+    }
+}
+
 /* --- many steps --- */
 
 #ifdef CHECK_GPU
@@ -507,10 +602,12 @@ static void time_states(const struct zr_host_kernels *k)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(check_noise),       cmocka_unit_test(check_remainder),
-                                       cmocka_unit_test(check_random_bf16), cmocka_unit_test(check_codes),
-                                       cmocka_unit_test(check_update),      cmocka_unit_test(check_pieces),
-                                       cmocka_unit_test(check_500_steps),   cmocka_unit_test(check_squares)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(check_noise),       cmocka_unit_test(check_remainder),
+        cmocka_unit_test(check_random_bf16), cmocka_unit_test(check_codes),
+        cmocka_unit_test(check_update),      cmocka_unit_test(check_pieces),
+        cmocka_unit_test(check_codings),     cmocka_unit_test(check_add_rounded),
+        cmocka_unit_test(check_500_steps),   cmocka_unit_test(check_squares)};
     rng = random_open();
     return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_states);
 }

@@ -512,7 +512,7 @@ static void assert_near_reference(const struct model *m, const struct run *a)
                     continue;
                 float shown = (float)w[t][i];
                 if (m->t[t].bf16)
-                    shown = bf16_to_float(bf16_from_float(shown));
+                    shown = bf16_to_float(bf16_ties_away(shown));
                 double size = 0;
                 for (int k = 0; k < m->accum; k++) {
                     double x = (double)gradient(m, t, i, shown, s, k) / m->accum;

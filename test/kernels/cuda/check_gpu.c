@@ -175,6 +175,37 @@ static void gpu_update(const struct zr_update *u)
     finish("update");
 }
 
+static void gpu_add_rounded(uint16_t *dst, const float *src, int64_t n, const struct zr_rounding *rounding)
+{
+    const float *from = place(src, NULL, 4 * n);
+    must(dev->ops->add_rounded(s, place_out(dst, 2 * n), from, n, rounding));
+    finish("add_rounded");
+}
+
+/* Returns the operands on the device. */
+static struct zr_coded place_coded(const struct zr_coded *c, int64_t n)
+{
+    struct zr_coded on_device = *c;
+    on_device.at = place_out(c->at, n * zr_coding_bytes(c->coding));
+    if (c->beside)
+        on_device.beside = place_out(c->beside, zr_coding_bytes_beside(c->coding, n));
+    return on_device;
+}
+
+static void gpu_encode(const struct zr_coded *to, const float *src, int64_t n)
+{
+    const struct zr_coded on_device = place_coded(to, n);
+    must(dev->ops->encode(s, &on_device, place(src, NULL, 4 * n), n));
+    finish("encode");
+}
+
+static void gpu_decode(float *dst, const struct zr_coded *from, int64_t n)
+{
+    const struct zr_coded on_device = place_coded(from, n);
+    must(dev->ops->decode(s, place_out(dst, 4 * n), &on_device, n));
+    finish("decode");
+}
+
 static const struct zr_host_kernels table = {.name = "gpu",
                                              .zero = gpu_zero,
                                              .copy = gpu_copy,
@@ -185,7 +216,10 @@ static const struct zr_host_kernels table = {.name = "gpu",
                                              .maximum = gpu_maximum,
                                              .digest = gpu_digest,
                                              .scale = gpu_scale,
-                                             .update = gpu_update};
+                                             .update = gpu_update,
+                                             .add_rounded = gpu_add_rounded,
+                                             .encode = gpu_encode,
+                                             .decode = gpu_decode};
 
 const struct zr_host_kernels *zr_check_gpu_open(void)
 {
