@@ -43,6 +43,13 @@ static int check_name(const struct zero_config *c)
                    ZR_NAME_CHARS);
 }
 
+/* What this version does not do yet. */
+static int refuse_unbuilt(const char *field, bool is_set)
+{
+    return is_set ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
+                  : 0;
+}
+
 static int check_together(const struct zero_config *c)
 {
     int32_t most = c->max_grad_accum_steps ? c->max_grad_accum_steps : c->grad_accum_steps;
@@ -80,6 +87,8 @@ static int check_together(const struct zero_config *c)
     if (c->launch.exchange && (c->launch.mpi_comm || c->launch.nccl_comm))
         return zr_fail(ZERO_ERR_ARG, "exchange and %s are set; allowed: one of them, as each lets ranks meet",
                        c->launch.mpi_comm ? "mpi_comm" : "nccl_comm");
+    ZR_TRY(refuse_unbuilt("grad_sum_dtype", c->memory.grad_sum_dtype == ZERO_BF16));
+    ZR_TRY(refuse_unbuilt("states", c->memory.states != ZERO_STATES_DEVICE));
     if (c->memory.n_order < 0)
         return zr_fail(ZERO_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
     if (!c->memory.order != (c->memory.n_order == 0))
@@ -220,6 +229,9 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .grad_in_place = c->memory.grad_in_place,
         .compares_tp = true,
         .wire_dtype = (enum zero_dtype)c->memory.wire_dtype,
+        .grad_sum_dtype = c->memory.grad_sum_dtype ? (enum zero_dtype)c->memory.grad_sum_dtype : ZERO_F32,
+        .seed = c->memory.seed,
+        .states = (enum zero_states)c->memory.states,
         .timeout_ms = c->launch.timeout_ms,
         .trace = c->debug.trace,
         .save_async = c->checkpoint.save_async,
@@ -236,6 +248,12 @@ static struct zr_options resolve_fields(const struct zero_config *c)
 /* With its own update, a group has lr_scale and no other number. */
 static int check_own_update(const struct zero_optim *g)
 {
+    if (g->masters || g->moments)
+        return zr_fail(ZERO_ERR_ARG,
+                       "masters is %s and moments is %s, but update is set, which computes in fp32; allowed: "
+                       "f32 and f32",
+                       zr_config_value_text("masters", g->masters).text,
+                       zr_config_value_text("moments", g->moments).text);
     if (g->optimizer != ZERO_ADAMW)
         return zr_fail(ZERO_ERR_ARG,
                        "optimizer is %s but update is set as well; allowed: one of the two (optimizer adamw, "
@@ -263,7 +281,8 @@ static int check_group(const struct zero_optim *g)
             ZERO_ERR_ARG,
             "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
             g->n_states);
-    return 0;
+    ZR_TRY(refuse_unbuilt("masters", g->masters != ZERO_MASTERS_F32));
+    return refuse_unbuilt("moments", g->moments != ZERO_MOMENTS_F32);
 }
 
 static struct zr_optim resolve_group(const struct zero_optim *g)
@@ -277,7 +296,9 @@ static struct zr_optim resolve_group(const struct zero_optim *g)
                            .beta1 = or_default(g->beta1, row->beta1),
                            .beta2 = or_default(g->beta2, row->beta2),
                            .eps = or_default(g->eps, row->eps),
-                           .weight_decay = g->weight_decay};
+                           .weight_decay = g->weight_decay,
+                           .masters = (enum zero_masters)g->masters,
+                           .moments = (enum zero_moments)g->moments};
     out.n_states = zr_optimizer_states(kind, out.beta1);
     return out;
 }
@@ -373,12 +394,15 @@ void zr_config_release(struct zr_config *config)
     config->options.n_order = 0;
 }
 
-/* Gives each tensor the optimizer and the number of states of its group. */
+/* Gives each tensor the optimizer, the number of states and the precisions of its group. */
 static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         t[i].optimizer = o->optim[t[i].group].optimizer;
         t[i].n_states = o->optim[t[i].group].n_states;
+        t[i].masters = t[i].dtype == ZERO_BF16 ? o->optim[t[i].group].masters : ZERO_MASTERS_F32;
+        t[i].moments = o->optim[t[i].group].moments;
+        t[i].sum_dtype = t[i].dtype == ZERO_BF16 ? o->grad_sum_dtype : ZERO_F32;
     }
 }
 
