@@ -279,14 +279,13 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         p->master_at[i] = -1;
-        if (f->trainable && f->dtype != ZERO_F32) {
-            p->master_at[i] = p->master_elems;
-            p->master_elems += zr_plan_kept_elems(p, f);
-        }
+        if (f->trainable && f->dtype != ZERO_F32)
+            p->master_at[i] = take(&p->master_bytes, zr_plan_kept_elems(p, f) * (int64_t)sizeof(float));
         for (int s = 0; s < p->n_states; s++) {
-            bool has = s < f->n_states;
-            p->state_at[s * l->n_flats + i] = has ? p->state_elems[s] : -1;
-            p->state_elems[s] += has ? zr_plan_kept_elems(p, f) : 0;
+            int64_t *at = &p->state_at[s * l->n_flats + i];
+            *at = s < f->n_states
+                      ? take(&p->state_bytes[s], zr_plan_kept_elems(p, f) * (int64_t)sizeof(float))
+                      : -1;
         }
     }
     for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
@@ -306,9 +305,9 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
     p->host_bytes = p->snapshot_bytes + p->words_bytes;
     p->bytes[ZR_MEM_SNAPSHOT] = p->snapshot_bytes;
     p->bytes[ZR_MEM_EXCHANGE] += p->words_bytes;
-    p->bytes[ZR_MEM_MASTER] = p->master_elems * (int64_t)sizeof(float);
+    p->bytes[ZR_MEM_MASTER] = p->master_bytes;
     for (int s = 0; s < p->n_states; s++)
-        p->bytes[ZR_MEM_MOMENTS] += p->state_elems[s] * (int64_t)sizeof(float);
+        p->bytes[ZR_MEM_MOMENTS] += p->state_bytes[s];
 }
 
 /* Most calls of an assumed order. */

@@ -160,16 +160,18 @@ struct zr_plan {
     int64_t tp_bytes, cp_bytes, pipe_bytes, tied_bytes;
 
     /* Optimizer state, in device memory outside the arenas. */
-    /* (n_flats) Element in the master array. -1: f32 parameters, which are their own masters, or frozen. */
+    /* (n_flats) Offset of the flat's region in the master array. -1: f32 parameters, which are their own
+     * masters, or frozen. */
     int64_t *master_at;
-    /* fp32 elements. */
-    int64_t master_elems;
+    /* Bytes of the master array. */
+    int64_t master_bytes;
     /* Most states of any flat. */
     int32_t n_states;
-    /* fp32 elements of each state's array. */
-    int64_t state_elems[ZR_MAX_STATES];
+    /* Bytes of each state's array. */
+    int64_t state_bytes[ZR_MAX_STATES];
 
-    /* (n_states, n_flats) Element in the state's array. -1: the flat does not have this state. */
+    /* (n_states, n_flats) Offset of the flat's region in the state's array. -1: the flat does not have this
+     * state. */
     int64_t *state_at;
 
     /* Host memory that the device can reach. */

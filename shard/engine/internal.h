@@ -139,14 +139,14 @@ struct zr_engine {
     /* arenas; control_base is for exchanges of all ranks, and equals reduce_base without groups and pipeline
      * stages */
     char *gather_base, *reduce_base, *control_base;
-    float *master, *state[ZR_MAX_STATES];
+    /* NULL: the plan has no master array, or not so many states */
+    char *master, *state[ZR_MAX_STATES];
     /* plan->snapshot_bytes of host_alloc memory, or NULL */
     char *snapshot;
     /* the agreement of the last step; host_alloc memory, valid after step_norm */
     struct zr_agreed *agreed;
     /* (n_all, ZR_EXCHANGE_BYTES) behind it: the words of the last exchange */
     char *words;
-    int64_t master_bytes;
     /* the most flats of a unit, and so of one operation */
     int32_t most_segs;
 
@@ -294,8 +294,8 @@ int zr_engine_open_arena(struct zr_engine *e, const enum zr_role *roles, int n_r
 /* Return the elements of a flat whose optimizer state this rank keeps (at stage 0 all), and the addresses of
  * element `first` of these. */
 struct zr_span zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f);
-float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
-float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
+char *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
+char *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
 
 /* Waits for the event, or for the context to fail, because a failed collective on a GPU may never end. Not

@@ -211,7 +211,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
                            .lr = k->lr,
                            .t = k->t}};
     for (int i = 0; i < f->n_states; i++)
-        c.u.state[i] = zr_engine_state_at(e, f, i, first);
+        c.u.state[i] = (float *)zr_engine_state_at(e, f, i, first);
     ZR_TRY(d->scale(e->reduce_stream, (float *)k->grad, k->n, k->scalars));
     if (d->host_memory) {
         int64_t bytes = k->n * (int64_t)sizeof(float);
@@ -258,14 +258,14 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
                           .c2 = 1,
                           .t = up->job->t,
                           .n = n,
-                          .master = zr_engine_master_at(e, f, first),
+                          .master = (float *)zr_engine_master_at(e, f, first),
                           .param = zr_engine_param_at(e, f, first),
                           .grad = up->grad + (first - up->first_kept),
                           .scalars = zr_engine_scalars(e)};
     if (!f->optimizer)
         return update_by_user(up, &k, f, p, first);
     for (int i = 0; i < f->n_states; i++)
-        k.state[i] = zr_engine_state_at(e, f, i, first);
+        k.state[i] = (float *)zr_engine_state_at(e, f, i, first);
     if (zr_optimizer_kind(f->optimizer)->bias_correction) {
         /* Computed in float, like the loops of C models. */
         k.c1 = 1.0f - powf(k.beta1, (float)k.t);

@@ -72,11 +72,11 @@ static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t 
     if (c->kind == ZR_VALUE_PARAM)
         return zr_engine_param_at(e, c->flat, first);
     if (c->kind == ZR_VALUE_MASTER)
-        return (char *)zr_engine_master_at(e, c->flat, first);
+        return zr_engine_master_at(e, c->flat, first);
     if (c->kind == ZR_VALUE_GRAD)
         return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->at, 0) +
                (first - zr_engine_fine(e, c->flat).first) * c->size;
-    return (char *)zr_engine_state_at(e, c->flat, c->kind, first);
+    return zr_engine_state_at(e, c->flat, c->kind, first);
 }
 
 /* Whether every rank holds the whole value, so that nothing has to be sent to read it. */

@@ -375,9 +375,9 @@ static void check_states(const struct zr_plan *p, int64_t copies)
             bool has = f->trainable && s < f->n_states;
             CHECK(s >= p->n_states ? !has : p->state_at[s * l->n_flats + i] == (has ? end : -1),
                   "flat %d, state %d", i, s);
-            end += has ? kept_elems(l, f, copies) : 0;
+            end += has ? kept_elems(l, f, copies) * (int64_t)sizeof(float) : 0;
         }
-        CHECK(end == p->state_elems[s] && (end > 0) == (s < p->n_states), "%lld elements of state %d",
+        CHECK(end == p->state_bytes[s] && (end > 0) == (s < p->n_states), "%lld bytes of state %d",
               (long long)end, s);
     }
 }
@@ -394,18 +394,18 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     CHECK(total == p->total_bytes, "%lld, not %lld", (long long)total, (long long)p->total_bytes);
     int64_t states = 0;
     for (int i = 0; i < ZR_MAX_STATES; i++)
-        states += p->state_elems[i];
-    CHECK(total == p->gather_bytes + p->reduce_bytes + p->control_bytes + p->host_bytes +
-                       (p->master_elems + states) * (int64_t)sizeof(float),
+        states += p->state_bytes[i];
+    CHECK(total ==
+              p->gather_bytes + p->reduce_bytes + p->control_bytes + p->host_bytes + p->master_bytes + states,
           "%lld bytes are not what is allocated", (long long)total);
-    CHECK(p->bytes[ZR_MEM_MOMENTS] == states * (int64_t)sizeof(float), "%lld of states", (long long)states);
+    CHECK(p->bytes[ZR_MEM_MOMENTS] == states, "%lld of states", (long long)states);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         bool has = f->trainable && f->dtype != ZERO_F32;
         CHECK(p->master_at[i] == (has ? master : -1), "flat %d", i);
-        master += has ? kept_elems(l, f, copies) : 0;
+        master += has ? kept_elems(l, f, copies) * (int64_t)sizeof(float) : 0;
     }
-    CHECK(master == p->master_elems, "%lld", (long long)master);
+    CHECK(master == p->master_bytes, "%lld", (long long)master);
     check_states(p, copies);
     int64_t sums = 0, homes = 0;
     for (int32_t i = 0; i < l->n_flats; i++)
