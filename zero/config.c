@@ -88,7 +88,7 @@ static int check_together(const struct zero_config *c)
         return zr_fail(ZERO_ERR_ARG, "exchange and %s are set; allowed: one of them, as each lets ranks meet",
                        c->launch.mpi_comm ? "mpi_comm" : "nccl_comm");
     ZR_TRY(refuse_unbuilt("grad_sum_dtype", c->memory.grad_sum_dtype == ZERO_BF16));
-    ZR_TRY(refuse_unbuilt("states", c->memory.states != ZERO_STATES_DEVICE));
+    ZR_TRY(refuse_unbuilt("states", c->memory.states == ZERO_STATES_FILE));
     if (c->memory.n_order < 0)
         return zr_fail(ZERO_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
     if (!c->memory.order != (c->memory.n_order == 0))
