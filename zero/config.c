@@ -406,12 +406,25 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
     }
 }
 
+/* Refuses what this version does not do yet. */
+static int refuse_unbuilt(const struct zr_options *o)
+{
+    const char *field = o->grad_sum_dtype == ZERO_BF16    ? "grad_sum_dtype"
+                        : o->states != ZERO_STATES_DEVICE ? "states"
+                                                          : NULL;
+    for (int32_t i = 0; i < o->n_optims; i++)
+        field = o->optim[i].masters ? "masters" : o->optim[i].moments ? "moments" : field;
+    return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
+                 : 0;
+}
+
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
                      struct zr_layout **out)
 {
     const struct zr_options *o = &config->options;
     struct zr_placement place;
-    int err = zr_placement_in(o, world, &place);
+    int err = refuse_unbuilt(o);
+    err = err ? err : zr_placement_in(o, world, &place);
     if (err) {
         zr_tensors_free(tensors, n_tensors);
         return err;
