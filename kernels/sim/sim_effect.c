@@ -34,6 +34,19 @@ static int64_t moving(const struct zr_sim *w, int64_t bytes, bool launches)
                : 0;
 }
 
+/* Returns the further time of an update whose masters and states are in other memory. */
+static int64_t reaching_states(const struct zr_sim *w, const struct zr_sim_op *op)
+{
+    const struct zr_update *u = &op->update;
+    if (op->kind != ZR_SIM_OP_UPDATE || w->opt.states_bytes_per_s <= 0)
+        return 0;
+    int n_kept = u->param && u->param != (void *)u->master;
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+        n_kept += u->state[i] != NULL;
+    double bytes = 2.0 * n_kept * (double)(u->n * (int64_t)sizeof(float)); /* read and written */
+    return (int64_t)(bytes / w->opt.states_bytes_per_s * 1e9);
+}
+
 static void touch_all(struct zr_sim *w, struct zr_line *l, const struct zr_sim_touch *t, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -273,6 +286,7 @@ void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, in
         touch_all(w, l, op->touch, op->n);
         zr_sim_spend(w, l, op->ns);
     } else {
-        zr_sim_spend(w, l, moving(w, run_moving(w, l, op, rank), !op->goes_on));
+        int64_t bytes = run_moving(w, l, op, rank);
+        zr_sim_spend(w, l, moving(w, bytes, !op->goes_on) + reaching_states(w, op));
     }
 }

@@ -284,6 +284,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     draw_mesh(&s, &c);
     draw_cp(&s, &c);
     c.arrays = (c.tp > 1 || c.cp > 1) && !c.caller && zr_verify_chance(&s, 50);
+    c.states = !c.caller && zr_verify_chance(&s, 25) ? ZERO_STATES_HOST : ZERO_STATES_DEVICE;
     *out = c;
 }
 
@@ -298,7 +299,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)          \
     X(group, int) X(hybrid, int) X(dealt, bool) X(granule, int) X(repeats, int)                            \
     X(pp, int) X(tp, int) X(per_rank, int) X(schedule, int) X(tied, bool) X(partial, int) X(sums, int)     \
-    X(cp, int) X(moves, int) X(arrays, bool)
+    X(cp, int) X(moves, int) X(arrays, bool) X(states, int)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)
