@@ -43,13 +43,6 @@ static int check_name(const struct zero_config *c)
                    ZR_NAME_CHARS);
 }
 
-/* What this version does not do yet. */
-static int refuse_unbuilt(const char *field, bool is_set)
-{
-    return is_set ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
-                  : 0;
-}
-
 static int check_together(const struct zero_config *c)
 {
     int32_t most = c->max_grad_accum_steps ? c->max_grad_accum_steps : c->grad_accum_steps;
@@ -87,8 +80,6 @@ static int check_together(const struct zero_config *c)
     if (c->launch.exchange && (c->launch.mpi_comm || c->launch.nccl_comm))
         return zr_fail(ZERO_ERR_ARG, "exchange and %s are set; allowed: one of them, as each lets ranks meet",
                        c->launch.mpi_comm ? "mpi_comm" : "nccl_comm");
-    ZR_TRY(refuse_unbuilt("grad_sum_dtype", c->memory.grad_sum_dtype == ZERO_BF16));
-    ZR_TRY(refuse_unbuilt("states", c->memory.states == ZERO_STATES_FILE));
     if (c->memory.n_order < 0)
         return zr_fail(ZERO_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
     if (!c->memory.order != (c->memory.n_order == 0))
@@ -281,8 +272,7 @@ static int check_group(const struct zero_optim *g)
             ZERO_ERR_ARG,
             "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
             g->n_states);
-    ZR_TRY(refuse_unbuilt("masters", g->masters != ZERO_MASTERS_F32));
-    return refuse_unbuilt("moments", g->moments != ZERO_MOMENTS_F32);
+    return 0;
 }
 
 static struct zr_optim resolve_group(const struct zero_optim *g)
@@ -409,9 +399,9 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
 /* Refuses what this version does not do yet. */
 static int refuse_unbuilt(const struct zr_options *o)
 {
-    const char *field = o->grad_sum_dtype == ZERO_BF16    ? "grad_sum_dtype"
-                        : o->states != ZERO_STATES_DEVICE ? "states"
-                                                          : NULL;
+    const char *field = o->grad_sum_dtype == ZERO_BF16  ? "grad_sum_dtype"
+                        : o->states == ZERO_STATES_FILE ? "states"
+                                                        : NULL;
     for (int32_t i = 0; i < o->n_optims; i++)
         field = o->optim[i].masters ? "masters" : o->optim[i].moments ? "moments" : field;
     return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
