@@ -40,11 +40,13 @@ static int64_t reaching_states(const struct zr_sim *w, const struct zr_sim_op *o
     const struct zr_update *u = &op->update;
     if (op->kind != ZR_SIM_OP_UPDATE || w->opt.states_bytes_per_s <= 0)
         return 0;
-    int n_kept = u->param && u->param != (void *)u->master;
-    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
-        n_kept += u->state[i] != NULL;
-    double bytes = 2.0 * n_kept * (double)(u->n * (int64_t)sizeof(float)); /* read and written */
-    return (int64_t)(bytes / w->opt.states_bytes_per_s * 1e9);
+    const bool apart = u->master && u->param && u->param != (void *)u->master;
+    int64_t bytes = u->n * (int64_t)(apart ? sizeof *u->master : u->remainder ? sizeof *u->remainder : 0);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++) {
+        bytes += u->state[i] ? u->n * zr_moments_bytes(u->moments) : 0;
+        bytes += u->scale[i] ? zr_coding_bytes_beside(ZR_CODING_Q8, u->n) : 0;
+    }
+    return (int64_t)(2.0 * (double)bytes / w->opt.states_bytes_per_s * 1e9); /* read and written */
 }
 
 static void touch_all(struct zr_sim *w, struct zr_line *l, const struct zr_sim_touch *t, int n)
