@@ -18,7 +18,7 @@ static const struct zr_optimizer_kind kinds[ZR_OPTIMIZER_COUNT] = {
     [number] = {.name = #name_,                                                                              \
                 .n_states = NAME##_STATES,                                                                   \
                 .momentum_only = NAME##_MOMENTUM_ONLY,                                                       \
-                .keeps_squares = NAME##_SQUARES >= 0,                                                        \
+                .squares = NAME##_SQUARES,                                                                   \
                 NAME##_ROW},
     ZERO_OPTIMIZER_MAP(ROW)
 #undef ROW
