@@ -140,6 +140,8 @@ static int check_precision(const struct zr_update *u, int n_states)
 int zr_check_update(const struct zr_update *u)
 {
     int err = zr_check_count("update", "n", u->n);
+    if (!err)
+        err = zr_check_dtype("update", u->grad_dtype);
     if (!err && u->param)
         err = zr_check_dtype("update", u->param_dtype);
     const struct zr_optimizer_kind *kind = zr_optimizer_kind(u->kind);
@@ -211,7 +213,7 @@ void zr_update_advance(struct zr_update *u, int64_t by)
         u->remainder += by;
     if (u->param)
         u->param = in_place ? (void *)u->master : (char *)u->param + by * zr_dtype_bytes(u->param_dtype);
-    u->grad += by;
+    u->grad = (const char *)u->grad + by * zr_dtype_bytes(u->grad_dtype);
     for (int i = 0; i < ZR_OPTIMIZER_STATES; i++) {
         if (u->state[i])
             u->state[i] = (char *)u->state[i] + by * zr_moments_bytes(u->moments);

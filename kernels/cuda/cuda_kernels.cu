@@ -207,7 +207,7 @@ __device__ __forceinline__ void update_elements(const struct zr_update &u, float
     const int n_read = update_n_read(KIND, VARIANT), n_written = update_n_written(KIND, VARIANT);
     floats<W> w, g, s0 = {}, s1 = {};
     w.load(u.master + i);
-    g.load(u.grad + i);
+    g.load(static_cast<const float *>(u.grad) + i);
     if (n_read > 0)
         s0.load(static_cast<const float *>(u.state[0]) + i);
     if (n_read > 1)
@@ -252,7 +252,7 @@ bool update_is_aligned(const struct zr_update *u, int n_written, enum update_par
 {
     const int param_bytes = out == PARAM_BF16 ? 2 : 4;
     bool aligned = (uintptr_t)(u->master + first) % (WIDTH * 4) == 0 &&
-                   (uintptr_t)(u->grad + first) % (WIDTH * 4) == 0 &&
+                   (uintptr_t)(static_cast<const float *>(u->grad) + first) % (WIDTH * 4) == 0 &&
                    (out == PARAM_NOT_WRITTEN ||
                     ((uintptr_t)u->param + (uintptr_t)(first * param_bytes)) % (WIDTH * param_bytes) == 0);
     for (int i = 0; i < n_written; i++)
@@ -260,7 +260,7 @@ bool update_is_aligned(const struct zr_update *u, int n_written, enum update_par
     return aligned;
 }
 
-/* --- updates with masters or states in fewer bytes ---
+/* --- updates with masters, states or a gradient in fewer bytes ---
  *
  * A thread decodes WIDTH elements, updates them, and encodes them. The threads of a block of 8-bit codes find
  * its largest element together. The precision is known at run time only: it is the same for all threads, and
@@ -463,9 +463,12 @@ __global__ void __launch_bounds__(THREADS) update_coded(const __grid_constant__ 
     const struct coded c = coded_of(span.first, first, span.n, &span.rounding);
     if (t.u.scalars->skip)
         return;
-    struct several<float> w = {}, s[ZR_OPTIMIZER_STATES] = {
+    struct several<float> g, w = {}, s[ZR_OPTIMIZER_STATES] = {
     };
-    const struct several<float> g = load_some(t.u.grad + c.at, c.n);
+    if (t.u.grad_dtype == ZERO_F32)
+        g = load_some(static_cast<const float *>(t.u.grad) + c.at, c.n);
+    else
+        decode_bf16(g, t.u.grad, c);
     decode_weights(w, t.u, c);
     for (int i = 0; i < n_read; i++)
         decode_state(s[i], t.u, c, i, i == squares);

@@ -14,7 +14,7 @@ ALWAYS_INLINE void update_prefetch(const struct zr_update *u, int64_t i, int n_r
 {
     if (VEC_LANES == 1)
         return; /* one prefetch per element would cost more than it saves */
-    __builtin_prefetch(u->grad + i + UPDATE_AHEAD, 0);
+    __builtin_prefetch((const float *)u->grad + i + UPDATE_AHEAD, 0);
     __builtin_prefetch(u->master + i + UPDATE_AHEAD, 1);
     for (int s = 0; s < n_read; s++)
         __builtin_prefetch((float *)u->state[s] + i + UPDATE_AHEAD, 1);
@@ -67,7 +67,7 @@ ALWAYS_INLINE void update_with(const struct zr_update *u, int64_t n, enum zero_o
     }
 }
 
-/* Updates with masters and states in fp32. */
+/* Updates with everything in fp32. */
 static __attribute__((noinline)) void update_f32(const struct zr_update *u)
 {
     int64_t n = u->n - u->n % VEC_LANES;
@@ -96,7 +96,7 @@ static __attribute__((noinline)) void update_f32(const struct zr_update *u)
 #endif
 }
 
-/* --- masters and states in fewer bytes ---
+/* --- masters, states or a gradient in fewer bytes ---
  *
  * A piece of each array is decoded to floats on the stack, updated there, and encoded again, so that memory
  * is passed once and every optimizer has every precision. The pieces stay in the first-level cache. */
@@ -154,11 +154,16 @@ static void encode_piece_weights(const float *w, const struct update_piece *p)
 
 static void update_piece(const struct update_piece *p)
 {
-    float w[UPDATE_PIECE], state[ZR_OPTIMIZER_STATES][UPDATE_PIECE];
+    float w[UPDATE_PIECE], grad[UPDATE_PIECE], state[ZR_OPTIMIZER_STATES][UPDATE_PIECE];
     const bool coded_weights = p->u->masters != ZR_MASTERS_F32, coded = p->u->moments != ZR_MOMENTS_F32;
     struct zr_update u = *p->u;
     zr_update_advance(&u, p->at);
     u.n = p->n;
+    if (u.grad_dtype == ZERO_BF16) {
+        decode_bf16(grad, u.grad, p->n);
+        u.grad = grad;
+        u.grad_dtype = ZERO_F32;
+    }
     if (coded_weights) {
         decode_piece_weights(w, p);
         u.master = w;

@@ -235,6 +235,20 @@ static void write_state(const struct zr_update *u, int s, const float *x)
     }
 }
 
+static float read_grad(const struct zr_update *u, int64_t i)
+{
+    return u->grad_dtype == ZERO_F32 ? ((const float *)u->grad)[i]
+                                     : bf16_to_float(((const uint16_t *)u->grad)[i]);
+}
+
+static void write_grad(const struct zr_update *u, int64_t i, float g)
+{
+    if (u->grad_dtype == ZERO_F32)
+        ((float *)(uintptr_t)u->grad)[i] = g;
+    else
+        ((uint16_t *)(uintptr_t)u->grad)[i] = bf16_from_float(g);
+}
+
 /* The update by its definition, one element at a time. */
 static void reference(const struct zr_update *u, int n_states)
 {
@@ -246,7 +260,7 @@ static void reference(const struct zr_update *u, int n_states)
                                                        : bf16_to_float(half[i]);
         for (int s = 0; s < 2; s++)
             x[s][i] = s < n_states ? read_state(u, s, i) : 0;
-        element_f32(u, u->scalars->grad_scale, u->grad[i], &w, &x[0][i], &x[1][i]);
+        element_f32(u, u->scalars->grad_scale, read_grad(u, i), &w, &x[0][i], &x[1][i]);
         half[i] = u->masters == ZR_MASTERS_NONE ? zr_round_random(w, noise_at(u, ZR_NOISE_WEIGHT, i))
                                                 : zr_round_away(w);
         if (u->masters == ZR_MASTERS_F32)
@@ -274,6 +288,7 @@ static struct arrays open_arrays(const struct variant *v, enum zr_masters master
     a.u = (struct zr_update){.kind = v->kind,
                              .masters = masters,
                              .moments = moments,
+                             .grad_dtype = ZERO_F32,
                              .lr = 1e-3f,
                              .beta1 = v->beta1,
                              .beta2 = 0.99f,
@@ -296,7 +311,7 @@ static void fill(struct arrays *a, int n_states)
         ((float *)a->master.p)[i] = w;
         ((uint16_t *)a->param.p)[i] = zr_round_away(w);
         ((uint16_t *)a->remainder.p)[i] = zr_remainder_of(w);
-        ((float *)a->grad.p)[i] = random_below(&rng, 9) ? random_normal(&rng) : check_value(&rng);
+        write_grad(u, i, random_below(&rng, 9) ? random_normal(&rng) : check_value(&rng));
     }
     for (int s = 0; s < n_states; s++) {
         for (int64_t i = 0; i < u->n; i++) {
@@ -309,10 +324,11 @@ static void fill(struct arrays *a, int n_states)
 }
 
 static void check_coded(const struct zr_host_kernels *k, const struct variant *v, enum zr_masters masters,
-                        enum zr_moments moments, int64_t n, int64_t shift, int where)
+                        enum zr_moments moments, enum zero_dtype grad, int64_t n, int64_t shift, int where)
 {
     struct arrays a = open_arrays(v, masters, moments, n, shift),
                   b = open_arrays(v, masters, moments, n, shift);
+    a.u.grad_dtype = b.u.grad_dtype = grad;
     if (where == 1) /* the upper half of the element's number changes inside */
         a.u.rounding.first = (INT64_C(7) << 32) - 64;
     if (where == 2) {
@@ -334,8 +350,10 @@ static void check_coded(const struct zr_host_kernels *k, const struct variant *v
         for (int64_t at = 0; at < array_of(&a, i)->bytes; at++)
             if (got[at] != want[at])
                 fail_msg(
-                    "%s %s: masters %d, moments %d, %lld elements, place %d: array %d differs at byte %lld",
-                    k->name, v->name, (int)masters, (int)moments, (long long)n, where, i, (long long)at);
+                    "%s %s: masters %d, moments %d, grad %d, %lld elements, place %d: array %d differs at "
+                    "byte %lld",
+                    k->name, v->name, (int)masters, (int)moments, (int)grad, (long long)n, where, i,
+                    (long long)at);
         guarded_close(array_of(&a, i)), guarded_close(array_of(&b, i));
     }
 }
@@ -347,9 +365,10 @@ static void check_update(void **state)
     FOR_EACH(struct variant, v, variants)
     for (int masters = 0; masters <= ZR_MASTERS_NONE; masters++)
         for (int moments = 0; moments <= ZR_MOMENTS_Q8; moments++)
-            if (masters || moments)
+            for (int bf16 = 0; bf16 < 2; bf16++)
                 FOR_EACH(int64_t, n, sizes)
-    check_coded(*state, v, (enum zr_masters)masters, (enum zr_moments)moments, *n, turn * 3 % 8, turn % 4),
+    check_coded(*state, v, (enum zr_masters)masters, (enum zr_moments)moments, bf16 ? ZERO_BF16 : ZERO_F32,
+                *n, turn * 3 % 8, turn % 4),
         turn++;
 }
 
