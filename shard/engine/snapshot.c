@@ -82,8 +82,8 @@ static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level leve
     run->size = run->kind == ZR_VALUE_PARAM ? zr_dtype_bytes(f->dtype) : (int64_t)sizeof(float);
     run->snapshot_bytes = (level == ZR_LEVEL_FINE ? f->fine_elems : f->inner_elems) * run->size;
     run->at = run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, f, run->first)
-              : run->kind == ZR_VALUE_MASTER ? (char *)zr_engine_master_at(e, f, run->first)
-                                             : (char *)zr_engine_state_at(e, f, run->kind, run->first);
+              : run->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, f, run->first)
+                                             : zr_engine_state_at(e, f, run->kind, run->first);
 }
 
 /* Calls fn for each run: the elements of one flat and one kind of value that this rank saves or loads. */

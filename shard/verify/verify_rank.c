@@ -397,6 +397,7 @@ int zr_rank_user_update(void *arg, const struct zero_update *u)
                           .grad = u->grad,
                           .state = {u->state[0], u->state[1]},
                           .param_dtype = ZERO_F32,
+                          .grad_dtype = ZERO_F32,
                           .scalars = zr_engine_scalars(&r->engine)};
     zr_sim_user_update(r->v->sim, &k);
     return 0;

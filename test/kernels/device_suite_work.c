@@ -97,7 +97,7 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     assert_int_equal(ops->copy(s, y, host[1], sizeof got), 0);
     assert_int_equal(ops->copy(s, scalars, &step, sizeof step), 0);
     assert_int_equal(ops->zero(s, acc, sizeof *acc), 0);
-    assert_int_equal(ops->sum_squares(s, acc, x, N, NULL), 0);
+    assert_int_equal(ops->sum_squares(s, acc, x, ZERO_F32, N, NULL), 0);
     assert_int_equal(ops->add(s, x, y, ZERO_F32, N), 0);
     assert_int_equal(ops->scale(s, x, N, scalars), 0);
     assert_int_equal(ops->cast(s, h, ZERO_BF16, x, ZERO_F32, N), 0);
@@ -106,7 +106,7 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     assert_int_equal(ops->copy(s, &sum, acc, sizeof sum), 0);
     assert_int_equal(ops->stream_sync(s), 0);
     zr_exact_reset(&want_sum);
-    k->sum_squares(&want_sum, host[0], N);
+    k->sum_squares(&want_sum, host[0], ZERO_F32, N);
     assert_true(zr_exact_value(&sum) == zr_exact_value(&want_sum));
     memcpy(want, host[0], sizeof want);
     k->add(want, host[1], N);
@@ -118,6 +118,7 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     /* skip leaves everything unchanged. It is read when the work runs, not when it is queued. */
     for (uint32_t skip = 0; skip < 2; skip++) {
         struct zr_update u = {.kind = ZERO_ADAMW,
+                              .grad_dtype = ZERO_F32,
                               .param_dtype = ZERO_BF16,
                               .lr = 0.1f,
                               .beta1 = 0.9f,
@@ -186,11 +187,15 @@ static void test_largest_block(void **state)
     struct zr_device *dev = *state;
     const struct zr_device_ops *ops = dev->ops;
     struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
-    float *x = device_memory(dev, LENGTH * sizeof *x), host[LENGTH];
+    char *x = device_memory(dev, LENGTH * sizeof(float));
+    float host[LENGTH];
+    uint16_t half[LENGTH];
     struct zr_own_squares *own = device_memory(dev, sizeof *own), got;
     struct zr_exact_sum want;
     for (int round = 0; round < 60; round++) {
         static const float large[] = {1e15f, 0, 3e25f, NAN, INFINITY, -3e38f};
+        const enum zero_dtype dtype = round % 2 ? ZERO_BF16 : ZERO_F32;
+        const int size = (int)zr_dtype_bytes(dtype);
         int at[2], first = ZR_NORM_BLOCK * (int)random_below(&suite_rng, BLOCKS);
         float value[2];
         for (int i = 0; i < LENGTH; i++)
@@ -200,29 +205,34 @@ static void test_largest_block(void **state)
             value[k] = large[random_below(&suite_rng, 6)];
             host[at[k]] = value[k];
         }
+        for (int i = 0; i < LENGTH; i++) {
+            half[i] = bf16_from_float(host[i]);
+            host[i] = dtype == ZERO_BF16 ? bf16_to_float(half[i]) : host[i];
+        }
         uint64_t word = 0;
         for (int b = 0; b < BLOCKS; b++) {
             double squares = 0;
             for (int i = b * ZR_NORM_BLOCK; i < LENGTH && i < (b + 1) * ZR_NORM_BLOCK; i++)
                 squares += (double)host[i] * host[i];
-            uint64_t of = zr_largest_of(squares, 1000 + b * ZR_NORM_BLOCK);
+            uint64_t of = zr_largest_of(squares, 1000 + size / 2 * b * ZR_NORM_BLOCK);
             if (!(squares < 1e26) && of > word)
                 word = of;
         }
-        assert_int_equal(ops->copy(s, x, host, sizeof host), 0);
+        assert_int_equal(ops->copy(s, x, dtype == ZERO_F32 ? (void *)host : half, LENGTH * size), 0);
         assert_int_equal(ops->zero(s, own, sizeof *own), 0);
-        const struct zr_largest a = {&own->largest, 1000, 1e26}, b = {&own->largest, 1000 + first, 1e26};
-        assert_int_equal(ops->sum_squares(s, &own->sum, x, first, &a), 0);
-        assert_int_equal(ops->sum_squares(s, &own->sum, x + first, LENGTH - first, &b), 0);
+        const struct zr_largest a = {&own->largest, 1000, 1e26},
+                                b = {&own->largest, 1000 + size / 2 * first, 1e26};
+        assert_int_equal(ops->sum_squares(s, &own->sum, x, dtype, first, &a), 0);
+        assert_int_equal(ops->sum_squares(s, &own->sum, x + first * size, dtype, LENGTH - first, &b), 0);
         assert_int_equal(ops->copy(s, &got, own, sizeof got), 0);
         assert_int_equal(ops->stream_sync(s), 0);
         assert_true(got.largest == word);
         zr_exact_reset(&want);
-        zr_host_kernels(ZR_ISA_PORTABLE)->sum_squares(&want, host, LENGTH);
+        zr_host_kernels(ZR_ISA_PORTABLE)->sum_squares(&want, host, ZERO_F32, LENGTH);
         double sum = zr_exact_value(&got.sum), wanted = zr_exact_value(&want);
         assert_true(sum == wanted || (isnan(sum) && isnan(wanted)));
     }
-    ops->free(dev, x, LENGTH * sizeof *x);
+    ops->free(dev, x, LENGTH * sizeof(float));
     ops->free(dev, own, sizeof *own);
     ops->stream_close(s);
 }
@@ -452,6 +462,7 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
         int n = 0, most = (int)(random_bits(&suite_rng) % (ZR_MAX_SPANS + 1)),
             off = (int)(random_bits(&suite_rng) % 8) % 4;
         struct zr_update u = {.kind = 1 + (int)(random_bits(&suite_rng) % (ZR_OPTIMIZER_COUNT - 1)),
+                              .grad_dtype = ZERO_F32,
                               .param_dtype = round % 2 ? ZERO_BF16 : ZERO_F32,
                               .lr = NAN,
                               .beta1 = 0.9f,
@@ -519,8 +530,13 @@ static void test_update_spans(void **state)
     struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
     run_update_spans(dev, s);
     float *p = device_memory(dev, 4096);
-    const struct zr_update u = {
-        .kind = ZERO_SGD, .n = 100, .master = p, .grad = p + 100, .state = {p + 200}, .scalars = (void *)p};
+    const struct zr_update u = {.kind = ZERO_SGD,
+                                .grad_dtype = ZERO_F32,
+                                .n = 100,
+                                .master = p,
+                                .grad = p + 100,
+                                .state = {p + 200},
+                                .scalars = (void *)p};
     const struct zr_update_span spans[] = {{0, 11, 1, 0}, {10, 5, 1, 0}, {90, 11, 1, 0}, {-1, 1, 1, 0}};
     const struct {
         const char *text;
