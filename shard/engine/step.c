@@ -248,8 +248,8 @@ static int32_t dp_place_of(const struct zr_engine *e, int32_t rank)
     return place;
 }
 
-/* Returns the name of the tensor whose reduced gradient `rank` has at position `at` of the arena, in units of 2
- * bytes. Returns NULL if `rank` is in another pipeline stage. */
+/* Returns the name of the tensor whose reduced gradient `rank` has at position `at` of the arena, in units of
+ * 2 bytes. Returns NULL if `rank` is in another pipeline stage. */
 static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
 {
     const struct zr_layout *l = e->layout;
