@@ -159,7 +159,9 @@ struct zr_plan {
      * opt->cp_scratch_bytes of the first two are the communicators'. */
     int64_t tp_bytes, cp_bytes, pipe_bytes, tied_bytes;
 
-    /* Optimizer state, in device memory outside the arenas. */
+    /* Optimizer state, outside the arenas. */
+    /* As in the options. */
+    enum zero_states states;
     /* (n_flats) Offset of the flat's region in the master array. -1: it has none (zr_plan_master_size). */
     int64_t *master_at;
     /* Bytes of the master array. */
@@ -182,7 +184,7 @@ struct zr_plan {
      * values_bytes of their values. With tp, a struct zr_shard_digest for each tensor follows at
      * shard_digests_at. */
     int64_t words_bytes, shard_digests_at;
-    /* The sum of both; part of total_bytes. */
+    /* The sum of both, and of masters and states that are in host memory; part of total_bytes. */
     int64_t host_bytes;
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
@@ -242,11 +244,13 @@ int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct 
 int64_t zr_plan_outer_sum_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 
-/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read). f32 weights are their own
- * masters and are held once. */
+/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read, or ZR_SCALE(i)). f32 weights
+ * are their own masters and are held once. */
 bool zr_plan_saves(const struct zr_flat *f, int kind);
-/* Returns the bytes that a rank's snapshot reserves for the value. */
-int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind);
+/* Returns the bytes of such a value as a rank keeps it. */
+int64_t zr_plan_saved_size(const struct zr_flat *f, int kind);
+/* Returns the bytes that a snapshot reserves for the values of elems elements. */
+int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind, int64_t elems);
 
 /* Whether the flat takes part in gathers of its unit. A frozen flat of a resident unit does not, because it
  * never changes. */

@@ -400,9 +400,9 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
 /* Refuses what this version does not do yet. */
 static int refuse_unbuilt(const struct zr_options *o)
 {
-    const char *field = o->grad_sum_dtype == ZERO_BF16    ? "grad_sum_dtype"
-                        : o->states != ZERO_STATES_DEVICE ? "states"
-                                                          : NULL;
+    const char *field = o->grad_sum_dtype == ZERO_BF16  ? "grad_sum_dtype"
+                        : o->states == ZERO_STATES_FILE ? "states"
+                                                        : NULL;
     return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
                  : 0;
 }
