@@ -305,7 +305,8 @@ static void count_states(struct zr_plan *p)
         p->n_states = (int32_t)zr_max(p->n_states, p->layout->flats[i].n_states);
 }
 
-/* Returns the bytes of a state of the elements that a rank keeps: 8-bit codes have their scales behind them. */
+/* Returns the bytes of a state of the elements that a rank keeps: 8-bit codes have their scales behind
+ * them. */
 static int64_t state_bytes(const struct zr_plan *p, const struct zr_flat *f)
 {
     const int64_t n = zr_plan_kept_elems(p, f), scales = f->moments == ZERO_MOMENTS_Q8 ? n / ZR_Q8_BLOCK : 0;

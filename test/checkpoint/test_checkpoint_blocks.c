@@ -130,6 +130,16 @@ static void enlarge(struct zero_tensor *tensors, struct zero_config *cfg)
     tensors[5].shape[0] = 700001;
 }
 
+/* The same with 8-bit states, and with masters that are joined when they are saved. Blocks of the file end
+ * within such a master. */
+static void enlarge_and_narrow(struct zero_tensor *tensors, struct zero_config *cfg)
+{
+    enlarge(tensors, cfg);
+    tensors[0].shape[0] = 60001;
+    cfg->optim.masters = ZERO_MASTERS_REMAINDER;
+    cfg->optim.moments = ZERO_MOMENTS_Q8;
+}
+
 static uint64_t hash;
 
 static void save(struct model_rank *m, void *arg)
@@ -232,7 +242,8 @@ static void save_from_device(struct model_rank *m, void *arg)
     for (int64_t i = 0; i < x.n; i++)
         bytes += x.list[i].n * x.list[i].size;
     free(x.list);
-    CHECK_THAT(n_copied == bytes);
+    /* Where two blocks of the file meet in a joined master, both copy it. */
+    CHECK_THAT(n_copied >= bytes && n_copied <= bytes + 2 * 4 * (bytes / ZR_BLOCK_BYTES + 1));
     CHECK_OK(zero_load(m->z, "run"));
     CHECK_THAT(model_hash(m) == hash);
     ops.copy = failing_copy;
@@ -248,14 +259,17 @@ static void save_from_device(struct model_rank *m, void *arg)
 
 static void test_device_memory(void **state)
 {
-    struct memory_files *m = memory_files_open();
-    struct model_options o = {.stage = 2, .world = 1, .change = enlarge, .files = memory_files_table(m)};
-    model_run(&o, save_from_device, NULL);
-    o.scrambled = true;
-    o.world = 3;
-    model_run(&o, load, NULL);
-    assert_int_equal(memory_files_n_open(m), 0);
-    memory_files_close(m);
+    for (int narrow = 0; narrow < 2; narrow++) {
+        struct memory_files *m = memory_files_open();
+        struct model_options o = {.stage = 2, .world = 1, .files = memory_files_table(m)};
+        o.change = narrow ? enlarge_and_narrow : enlarge;
+        model_run(&o, save_from_device, NULL);
+        o.scrambled = true;
+        o.world = 3;
+        model_run(&o, load, NULL);
+        assert_int_equal(memory_files_n_open(m), 0);
+        memory_files_close(m);
+    }
 }
 
 int main(void)
