@@ -338,12 +338,15 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
     p->shard_digests_at = p->words_bytes = zr_round_up(p->words_bytes, (int64_t)sizeof(uint64_t));
     if (p->tp > 1 && opt->compares_tp)
         p->words_bytes += l->n_tensors * (int64_t)sizeof(struct zr_shard_digest);
-    p->host_bytes = p->snapshot_bytes + p->words_bytes;
     p->bytes[ZR_MEM_SNAPSHOT] = p->snapshot_bytes;
     p->bytes[ZR_MEM_EXCHANGE] += p->words_bytes;
     p->bytes[ZR_MEM_MASTER] = p->master_bytes;
     for (int s = 0; s < p->n_states; s++)
         p->bytes[ZR_MEM_MOMENTS] += p->state_bytes[s];
+    p->states = opt->states;
+    p->host_bytes = p->snapshot_bytes + p->words_bytes;
+    if (p->states == ZERO_STATES_HOST)
+        p->host_bytes += p->bytes[ZR_MEM_MASTER] + p->bytes[ZR_MEM_MOMENTS];
 }
 
 /* Most calls of an assumed order. */

@@ -159,7 +159,9 @@ struct zr_plan {
      * opt->cp_scratch_bytes of the first two are the communicators'. */
     int64_t tp_bytes, cp_bytes, pipe_bytes, tied_bytes;
 
-    /* Optimizer state, in device memory outside the arenas. */
+    /* Optimizer state, outside the arenas. */
+    /* As in the options. */
+    enum zero_states states;
     /* (n_flats) Offset of the flat's region in the master array. -1: it has none (zr_plan_master_size). */
     int64_t *master_at;
     /* Bytes of the master array. */
@@ -182,7 +184,7 @@ struct zr_plan {
      * values_bytes of their values. With tp, a struct zr_shard_digest for each tensor follows at
      * shard_digests_at. */
     int64_t words_bytes, shard_digests_at;
-    /* The sum of both; part of total_bytes. */
+    /* The sum of both, and of masters and states that are in host memory; part of total_bytes. */
     int64_t host_bytes;
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;

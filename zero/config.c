@@ -400,14 +400,14 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
 /* Refuses what this version does not do yet. */
 static int refuse_unbuilt(const struct zr_options *o)
 {
-    const char *field = o->grad_sum_dtype == ZERO_BF16    ? "grad_sum_dtype"
-                        : o->states != ZERO_STATES_DEVICE ? "states"
-                                                          : NULL;
+    const char *field = o->grad_sum_dtype == ZERO_BF16  ? "grad_sum_dtype"
+                        : o->states == ZERO_STATES_FILE ? "states"
+                                                        : NULL;
     return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
                  : 0;
 }
 
-/* Refuses 8-bit states of tensors whose blocks tensor parallelism would cut, because a block has one scale. */
+/* Refuses 8-bit states of tensors whose blocks tp would cut, because a block has one scale. */
 static int check_q8_cuts(const struct zr_options *o, const struct zr_tensor *t, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {

@@ -34,6 +34,21 @@ static int64_t moving(const struct zr_sim *w, int64_t bytes, bool launches)
                : 0;
 }
 
+/* Returns the further time of an update whose masters and states are in other memory. */
+static int64_t reaching_states(const struct zr_sim *w, const struct zr_sim_op *op)
+{
+    const struct zr_update *u = &op->update;
+    if (op->kind != ZR_SIM_OP_UPDATE || w->opt.states_bytes_per_s <= 0)
+        return 0;
+    const bool apart = u->master && u->param && u->param != (void *)u->master;
+    int64_t bytes = u->n * (int64_t)(apart ? sizeof *u->master : u->remainder ? sizeof *u->remainder : 0);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++) {
+        bytes += u->state[i] ? u->n * zr_moments_bytes(u->moments) : 0;
+        bytes += u->scale[i] ? zr_coding_bytes_beside(ZR_CODING_Q8, u->n) : 0;
+    }
+    return (int64_t)(2.0 * (double)bytes / w->opt.states_bytes_per_s * 1e9); /* read and written */
+}
+
 static void touch_all(struct zr_sim *w, struct zr_line *l, const struct zr_sim_touch *t, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -94,7 +109,7 @@ static int64_t update_states(struct zr_sim *w, struct zr_line *l, const struct z
 
 static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_update *u, uint32_t step)
 {
-    const bool f32 = u->masters == ZR_MASTERS_F32, skip = u->scalars->skip;
+    const bool f32 = u->masters == ZERO_MASTERS_F32, skip = u->scalars->skip;
     void *weights = f32 ? (void *)u->master : u->param;
     const int64_t size = u->param ? zr_dtype_bytes(u->param_dtype) : 0, bytes = u->n * (f32 ? 4 : size),
                   grad_bytes = u->n * zr_dtype_bytes(u->grad_dtype),
@@ -275,6 +290,7 @@ void zr_sim_effect(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op, in
         touch_all(w, l, op->touch, op->n);
         zr_sim_spend(w, l, op->ns);
     } else {
-        zr_sim_spend(w, l, moving(w, run_moving(w, l, op, rank), !op->goes_on));
+        int64_t bytes = run_moving(w, l, op, rank);
+        zr_sim_spend(w, l, moving(w, bytes, !op->goes_on) + reaching_states(w, op));
     }
 }

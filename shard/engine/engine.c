@@ -103,6 +103,30 @@ static int open_arenas(struct zr_engine *e)
     return zr_tied_allocate(e);
 }
 
+/* Whether masters and states are in host memory, where a GPU's kernels read and write them. On the host all
+ * memory is host memory. */
+static bool states_on_host(const struct zr_engine *e)
+{
+    return e->plan->states == ZERO_STATES_HOST && !e->dev->ops->compute_on_caller;
+}
+
+/* Allocates masters, or states. */
+static int alloc_states(struct zr_engine *e, int64_t bytes, char **out)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    void *base = NULL;
+    ZR_TRY((states_on_host(e) ? d->host_alloc : d->alloc)(e->dev, bytes, &base));
+    *out = base;
+    return 0;
+}
+
+static void free_states(struct zr_engine *e, char *at, int64_t bytes)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    if (at)
+        (states_on_host(e) ? d->host_free : d->free)(e->dev, at, bytes);
+}
+
 /* Allocates memory, and counts it. */
 static int open_memory(struct zr_engine *e)
 {
@@ -110,8 +134,7 @@ static int open_memory(struct zr_engine *e)
     void *base;
     ZR_TRY(open_arenas(e));
     if (p->master_bytes) {
-        ZR_TRY(e->dev->ops->alloc(e->dev, p->master_bytes, &base));
-        e->master = base;
+        ZR_TRY(alloc_states(e, p->master_bytes, &e->master));
         e->m.allocated[ZR_MEM_MASTER] = p->master_bytes;
     }
     ZR_TRY(e->dev->ops->host_alloc(e->dev, p->words_bytes, &base));
@@ -123,10 +146,9 @@ static int open_memory(struct zr_engine *e)
         e->snapshot = base;
     }
     for (int i = 0; i < p->n_states; i++) {
-        ZR_TRY(e->dev->ops->alloc(e->dev, p->state_bytes[i], &base));
-        e->state[i] = base;
+        ZR_TRY(alloc_states(e, p->state_bytes[i], &e->state[i]));
         e->m.allocated[ZR_MEM_MOMENTS] += p->state_bytes[i];
-        ZR_TRY(e->dev->ops->zero(e->compute, base, p->state_bytes[i]));
+        ZR_TRY(e->dev->ops->zero(e->compute, e->state[i], p->state_bytes[i]));
     }
     return e->dev->ops->stream_sync(e->compute);
 }
@@ -272,15 +294,13 @@ static void close_device_side(struct zr_engine *e)
     zr_engine_all_close(e);
     for (int32_t i = 0; i < e->ev.n; i++)
         d->event_close(e->ev.all[i]);
-    if (e->master)
-        d->free(e->dev, e->master, e->plan->master_bytes);
+    free_states(e, e->master, e->plan->master_bytes);
     if (e->snapshot)
         d->host_free(e->dev, e->snapshot, e->plan->snapshot_bytes);
     if (e->agreed)
         d->host_free(e->dev, e->agreed, e->plan->words_bytes);
     for (int i = 0; i < ZR_MAX_STATES; i++)
-        if (e->state[i])
-            d->free(e->dev, e->state[i], e->plan->state_bytes[i]);
+        free_states(e, e->state[i], e->plan->state_bytes[i]);
     zr_timeline_close(e->timeline);
 }
 

@@ -136,6 +136,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     p->opt.grad_accum_steps = chance(r, 50) ? 1 : 1 + (int)random_below(r, 9);
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
     p->opt.deterministic = chance(r, 50);
+    p->opt.states = chance(r, 30) ? ZERO_STATES_HOST : ZERO_STATES_DEVICE;
     p->opt.grad_in_place = !p->opt.deterministic && chance(r, 50);
     p->opt.wire_dtype = chance(r, 50) ? 0 : chance(r, 50) ? ZERO_F32 : ZERO_BF16;
     if (chance(r, 50)) {
@@ -413,8 +414,9 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     int64_t states = 0;
     for (int i = 0; i < ZR_MAX_STATES; i++)
         states += p->state_bytes[i];
-    CHECK(total ==
-              p->gather_bytes + p->reduce_bytes + p->control_bytes + p->host_bytes + p->master_bytes + states,
+    int64_t host = p->host_bytes - (o->states == ZERO_STATES_HOST ? p->master_bytes + states : 0);
+    CHECK(host == p->snapshot_bytes + p->words_bytes, "%lld", (long long)p->host_bytes);
+    CHECK(total == p->gather_bytes + p->reduce_bytes + p->control_bytes + host + p->master_bytes + states,
           "%lld bytes are not what is allocated", (long long)total);
     CHECK(p->bytes[ZR_MEM_MOMENTS] == states, "%lld of states", (long long)states);
     for (int32_t i = 0; i < l->n_flats; i++) {

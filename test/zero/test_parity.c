@@ -145,6 +145,7 @@ struct run {
     int hybrid, group;         /* 0, 0: none */
     bool granules;             /* every tensor has a granule */
     bool brackets, gpu, loose; /* loose: deterministic is off */
+    bool any_states;           /* masters and states may be in any memory */
     struct zero_config cfg;
     /* results of rank 0 */
     int err;
@@ -329,6 +330,13 @@ static int read_all(struct run *r, zero_ctx *z)
     return 0;
 }
 
+/* Draws where masters and states are, equally on all ranks. */
+static int32_t draw_states(const struct run *r)
+{
+    uint64_t x = r->m->seed + 7 * (uint64_t)r->stage + 31 * (uint64_t)r->world + 100 * (uint64_t)r->prefetch;
+    return random_mix(x) % 2 ? ZERO_STATES_HOST : ZERO_STATES_DEVICE;
+}
+
 static void *run_rank(void *arg)
 {
     struct run *r = arg;
@@ -385,6 +393,8 @@ static void *run_rank(void *arg)
     cfg.launch.timeout_ms = 20000;
     if (m->bf16_wire)
         cfg.memory.wire_dtype = ZERO_BF16;
+    if (r->any_states)
+        cfg.memory.states = draw_states(r);
     void *old[MAX_TENSORS];
     for (int k = 0; k < m->n_tensors; k++)
         old[k] = p[k].param;
@@ -615,6 +625,7 @@ static void stages_agree(void **state)
             struct run other;
             run_world(&m,
                       &(struct run){.gpu = where_has_gpu,
+                                    .any_states = true,
                                     .stage = ways[k].stage,
                                     .world = world,
                                     .prefetch = ways[k].prefetch,
@@ -643,8 +654,11 @@ static void worlds_agree(void **state)
                 for (int brackets = stage > 1; brackets < 2; brackets++) {
                     struct run other;
                     run_world(&m,
-                              &(struct run){
-                                  .stage = stage, .world = world, .brackets = brackets, .gpu = where_has_gpu},
+                              &(struct run){.stage = stage,
+                                            .world = world,
+                                            .brackets = brackets,
+                                            .gpu = where_has_gpu,
+                                            .any_states = true},
                               &other);
                     assert_same(&m, &first, &other);
                     free_values(&other);
@@ -680,6 +694,7 @@ static void hybrids_agree(void **state)
             struct run other;
             run_world(&m,
                       &(struct run){.gpu = where_has_gpu,
+                                    .any_states = true,
                                     .stage = 3,
                                     .world = world,
                                     .prefetch = m.nest ? 0 : -1,
@@ -718,6 +733,7 @@ static void granules_change_no_bits(void **state)
                 continue;
             run_world(&m,
                       &(struct run){.gpu = where_has_gpu,
+                                    .any_states = true,
                                     .stage = ways[k].stage,
                                     .world = world,
                                     .brackets = true,
@@ -741,11 +757,14 @@ static void not_deterministic(void **state)
         int world = 1 + (int)(random_mix(m.seed) % (uint64_t)max_world);
         m.accum = world * (1 + (int)(random_mix(m.seed + 1) % 4));
         struct run r;
-        run_world(
-            &m,
-            &(struct run){
-                .stage = turn(i) % 4, .world = world, .brackets = true, .loose = true, .gpu = where_has_gpu},
-            &r);
+        run_world(&m,
+                  &(struct run){.stage = turn(i) % 4,
+                                .world = world,
+                                .brackets = true,
+                                .loose = true,
+                                .gpu = where_has_gpu,
+                                .any_states = true},
+                  &r);
         assert_near_reference(&m, &r);
         free_values(&r);
     }
