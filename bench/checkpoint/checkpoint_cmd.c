@@ -37,7 +37,7 @@ struct bench {
     int32_t n_tensors;
     zero_ctx *z;
     int32_t rank;
-    int64_t bytes;               /* of a checkpoint, over all ranks */
+    int64_t bytes;               /* of all ranks' files of a checkpoint */
     char dir[1024], saves[1040]; /* the folder for all that is measured, and one in it for checkpoints */
     struct disk_dd dd;
     int n_plain;
@@ -87,7 +87,6 @@ static int open_model(struct bench *b, bool async)
     cfg.debug.log_arg = b;
     b->saved = false;
     b->n_tensors = model_describe(b->tensors, NULL, &b->o->model.config, ZERO_F32);
-    b->bytes = 0;
     for (int t = 0; t < b->n_tensors; t++) {
         int64_t n = tensor_elements(&b->tensors[t]);
         float *p;
@@ -99,7 +98,6 @@ static int open_model(struct bench *b, bool async)
         b->tensors[t].param = &b->param[t];
         b->tensors[t].grad = &b->grad[t];
         b->tensors[t].flags |= ZERO_GRAD_OVERWRITE;
-        b->bytes += n * 12; /* master and two moments */
     }
     err = err ? err : take_libzero_error(zero_wrap(&b->z, b->tensors, b->n_tensors, &cfg));
     for (int t = 0; t < b->n_tensors; t++)
@@ -267,6 +265,7 @@ static int measure_blocking(struct bench *b, struct results *r)
     int err = open_bench(b, false);
     err = err ? err : step(b);
     err = err ? err : run_save(b, &warm_up); /* also creates the folder */
+    b->bytes = b->dd.bytes = disk_count_bytes(b->dir);
     for (int64_t i = 0; !err && i < n; i++)
         err = measure_round(b, r, i);
     for (int k = 0; !err && k < N_PAIRS; k++)

@@ -8,6 +8,7 @@
 #include <glob.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -100,20 +101,33 @@ int disk_remove_folder(const char *path)
                : 0;
 }
 
-/* Calls fn with every path in dir that matches the pattern. */
-static void for_each(const char *dir, const char *pattern, void (*fn)(const char *path))
+/* Calls fn with every path in dir that matches the pattern, and returns the sum of its results. */
+static int64_t for_each(const char *dir, const char *pattern, int64_t (*fn)(const char *path))
 {
+    int64_t sum = 0;
     char all[PATH];
     glob_t found;
     snprintf(all, sizeof all, "%s/%s", dir, pattern);
     if (!glob(all, 0, NULL, &found))
         for (size_t i = 0; i < found.gl_pathc; i++)
-            fn(found.gl_pathv[i]);
+            sum += fn(found.gl_pathv[i]);
     globfree(&found);
+    return sum;
+}
+
+static int64_t count_bytes(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) ? 0 : st.st_size;
+}
+
+int64_t disk_count_bytes(const char *dir)
+{
+    return for_each(dir, "*/*/*.safetensors", count_bytes);
 }
 
 /* Drops a file from the page cache. */
-static void make_cold(const char *path)
+static int64_t make_cold(const char *path)
 {
     int fd = open(path, O_RDONLY);
     if (fd >= 0) {
@@ -121,10 +135,11 @@ static void make_cold(const char *path)
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         close(fd);
     }
+    return 0;
 }
 
 /* Reads a file into the page cache. */
-static void make_warm(const char *path)
+static int64_t make_warm(const char *path)
 {
     static char buffer[1 << 20];
     int fd = open(path, O_RDONLY);
@@ -133,6 +148,7 @@ static void make_warm(const char *path)
         }
         close(fd);
     }
+    return 0;
 }
 
 void disk_make_cold(const char *dir)

@@ -33,6 +33,8 @@ void disk_dd_remove(const struct disk_dd *d);
 /* Removes only the files in memory. */
 void disk_dd_forget(const struct disk_dd *d);
 
+/* Returns the bytes of all ranks' files of the checkpoints in dir's subfolders. */
+int64_t disk_count_bytes(const char *dir);
 /* Removes a folder with everything in it. */
 int disk_remove_folder(const char *dir);
 /* Takes the files in dir, and in its subfolders, out of the page cache, or reads them into it. */

@@ -68,9 +68,10 @@ static int64_t saved_size(const struct zr_loading *l, int32_t tensor, int kind)
 /* Whether states were saved in the precision and, with 8 bits, the blocks in which they are kept. */
 static bool same_moments(const struct zr_manifest_tensor *was, const struct zr_tensor *t)
 {
-    bool aligned = t->n_elems / zr_max(t->n_layers, 1) % ZR_Q8_BLOCK == 0;
+    int64_t layers = t->stacked ? t->n_layers : was->stacked ? was->shape[0] : 1;
+    bool whole_blocks = t->n_elems / layers % ZR_Q8_BLOCK == 0;
     return was->moments == t->moments &&
-           (t->moments != ZERO_MOMENTS_Q8 || was->stacked == t->stacked || aligned);
+           (t->moments != ZERO_MOMENTS_Q8 || was->stacked == t->stacked || whole_blocks);
 }
 
 static struct zr_load_source source_of_state(const struct zr_loading *l, const struct zr_extent *x)
@@ -86,24 +87,41 @@ static struct zr_load_source source_of_state(const struct zr_loading *l, const s
     return s;
 }
 
+/* Returns the other half of masters that are kept as weights and 16 more bits each, if this rank reads the
+ * same range of both: without groups it does. Both are then made from one read. */
+static const struct zr_extent *other_half(const struct zr_loading *l, const struct zr_extent *x)
+{
+    int other = x->kind == ZR_VALUE_PARAM ? ZR_VALUE_MASTER : ZR_VALUE_PARAM;
+    const struct zr_extent *half = zr_extent_find(&l->own, x->tensor, other, x->first);
+    return half && half->n == x->n ? half : NULL;
+}
+
+/* The source of weights or of what they lack. A remainder belongs to a weight that is rounded from the
+ * master, which the saved weight may not be. So both come from the master. */
+static struct zr_load_source source_of_half(const struct zr_loading *l, const struct zr_extent *x)
+{
+    struct zr_load_source s = {.way = ZR_LOAD_CONVERTED, .kind = ZR_VALUE_MASTER, .size = sizeof(float)};
+    bool weight = x->kind == ZR_VALUE_PARAM;
+    if (!zr_loading_is_saved(l, x->tensor, ZR_VALUE_MASTER))
+        s = (struct zr_load_source){
+            .way = weight ? ZR_LOAD_AS_SAVED : ZR_LOAD_ZEROS, .kind = ZR_VALUE_PARAM, .size = x->size};
+    else if (!weight && other_half(l, x))
+        s.way = ZR_LOAD_NOTHING;
+    return s;
+}
+
 struct zr_load_source zr_loading_source(const struct zr_loading *l, const struct zr_extent *x)
 {
     const struct zr_tensor *t = tensor_of(l, x->tensor);
     if (x->kind >= 0)
         return source_of_state(l, x);
+    if (t->grad && t->masters == ZERO_MASTERS_REMAINDER)
+        return source_of_half(l, x);
     struct zr_load_source s = {.way = ZR_LOAD_AS_SAVED, .kind = x->kind};
-    bool remainder = t->masters == ZERO_MASTERS_REMAINDER, has_masters;
-    has_masters = zr_loading_is_saved(l, x->tensor, ZR_VALUE_MASTER);
-    /* A remainder belongs to a weight that is rounded from the master, which the saved weight may not be. */
-    if (x->kind == ZR_VALUE_PARAM && has_masters &&
-        (remainder || !zr_loading_is_saved(l, x->tensor, ZR_VALUE_PARAM)))
-        s.kind = ZR_VALUE_MASTER;
-    if (x->kind == ZR_VALUE_MASTER && !has_masters) {
-        s.kind = ZR_VALUE_PARAM;
-        s.way = remainder ? ZR_LOAD_ZEROS : s.way;
-    }
+    if (!zr_loading_is_saved(l, x->tensor, x->kind))
+        s.kind = x->kind == ZR_VALUE_PARAM ? ZR_VALUE_MASTER : ZR_VALUE_PARAM;
     s.size = saved_size(l, x->tensor, s.kind);
-    if (s.way == ZR_LOAD_AS_SAVED && s.size != x->size)
+    if (s.size != x->size)
         s.way = ZR_LOAD_CONVERTED;
     return s;
 }
@@ -200,12 +218,27 @@ static void encode(const struct zr_loading *l, const struct zr_extent *x, const 
     }
 }
 
-/* Writes masters of weights that follow from them: the weights, or the 16 bits that the weights lack. */
-static void split(const struct zr_extent *x, const float *wide)
+/* Writes weights that are rounded from masters, or the 16 bits that these weights lack. */
+static void split(const struct zr_extent *x, const float *masters)
 {
     for (int64_t i = 0; i < x->n; i++) {
-        uint16_t half = x->kind == ZR_VALUE_PARAM ? zr_round_away(wide[i]) : zr_remainder_of(wide[i]);
+        uint16_t half = x->kind == ZR_VALUE_PARAM ? zr_round_away(masters[i]) : zr_remainder_of(masters[i]);
         memcpy(x->at + i * (int64_t)sizeof half, &half, sizeof half);
+    }
+}
+
+/* Makes the values that this rank keeps. */
+static void narrow(const struct zr_loading *l, const struct zr_extent *x, const float *wide)
+{
+    if (x->kind < 0) {
+        const struct zr_extent *half = x->kind == ZR_VALUE_PARAM ? other_half(l, x) : NULL;
+        split(x, wide);
+        if (half)
+            split(half, wide);
+    } else if (tensor_of(l, x->tensor)->moments == ZERO_MOMENTS_BF16) {
+        zr_floats_copy(x->at, ZERO_BF16, wide, "F32", x->n);
+    } else {
+        encode(l, x, wide);
     }
 }
 
@@ -218,14 +251,8 @@ static void convert(const struct zr_loading *l, const struct zr_extent *x, const
     else if (s->size < (int64_t)sizeof *room->wide)
         zr_floats_copy(room->wide, ZERO_F32, room->values,
                        zr_kind_dtype(t, l->was[x->tensor]->moments, s->kind), x->n);
-    if (x->size == (int64_t)sizeof *room->wide)
-        return;
-    if (x->kind < 0)
-        split(x, room->wide);
-    else if (t->moments == ZERO_MOMENTS_BF16)
-        zr_floats_copy(x->at, ZERO_BF16, room->wide, "F32", x->n);
-    else
-        encode(l, x, room->wide);
+    if (x->size < (int64_t)sizeof *room->wide)
+        narrow(l, x, room->wide);
 }
 
 void zr_loading_convert(const struct zr_loading *l)

@@ -72,7 +72,7 @@ struct zr_load_source {
         ZR_LOAD_CONVERTED,
         /* Nothing was saved. The extent begins at zero. */
         ZR_LOAD_ZEROS,
-        /* Scales that are made with their states. */
+        /* The values are made with others: scales with their states, remainders with their weights. */
         ZR_LOAD_NOTHING
     } way;
     /* The saved values, and their bytes. */
