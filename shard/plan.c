@@ -80,7 +80,7 @@ bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit)
 
 static int64_t sum_at(const struct zr_plan *p, const struct zr_flat *f, int k)
 {
-    return p->sums_at + (k * p->sum_elems + p->sum_at[f - p->layout->flats]) * (int64_t)sizeof(float);
+    return p->sums_at + k * p->sum_bytes + p->sum_at[f - p->layout->flats];
 }
 
 /* Whether the sums are of inner slices. */
@@ -94,7 +94,7 @@ int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_
     if (p->sum_in_place[f->unit])
         return zr_plan_grad_full(p, f, -1) + zr_cut_at(&f->fine, zr_layout_fine(p->layout, at));
     int64_t before = zr_flat_span(f, at, ZR_LEVEL_FINE).first - zr_flat_span(f, at, ZR_LEVEL_INNER).first;
-    return sum_at(p, f, k) + (sums_are_inner(p) ? before * (int64_t)sizeof(float) : 0);
+    return sum_at(p, f, k) + (sums_are_inner(p) ? before * zr_sum_size(f) : 0);
 }
 
 int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
@@ -175,21 +175,20 @@ static void place_params(struct zr_plan *p, int64_t scratch_bytes)
 static void place_sums(struct zr_plan *p, int64_t *end)
 {
     const struct zr_layout *l = p->layout;
-    const int64_t size = sizeof(float);
     int64_t at = 0;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         bool has = f->trainable && !p->sum_in_place[f->unit];
-        p->sum_at[i] = has ? p->sum_elems : -1;
-        p->sum_elems += has ? (sums_are_inner(p) ? f->inner_elems : f->fine_elems) : 0;
+        p->sum_at[i] = has ? p->sum_bytes : -1;
+        p->sum_bytes += has ? (sums_are_inner(p) ? f->inner_elems : f->fine_elems) * zr_sum_size(f) : 0;
         at = i == l->units[f->unit].first_flat ? 0 : at;
         p->in_group_slot[i] = p->outer_each && f->trainable ? at : -1;
-        at += p->outer_each && f->trainable ? f->inner_elems * size : 0;
+        at += p->outer_each && f->trainable ? f->inner_elems * (int64_t)sizeof(float) : 0;
         p->group_slot_bytes = zr_max(p->group_slot_bytes, at);
     }
     int64_t from = *end;
-    p->sums_at = take(end, p->n_sums * p->sum_elems * size);
-    p->bytes[ZR_MEM_GRAD_SUMS] = (p->n_sums - 1) * p->sum_elems * size;
+    p->sums_at = take(end, p->n_sums * p->sum_bytes);
+    p->bytes[ZR_MEM_GRAD_SUMS] = (p->n_sums - 1) * p->sum_bytes;
     p->bytes[ZR_MEM_GRAD_SHARDS] = *end - from - p->bytes[ZR_MEM_GRAD_SUMS];
     from = *end;
     p->group_slots_at = take(end, p->n_group_slots * p->group_slot_bytes);
@@ -201,14 +200,16 @@ static void place_sums(struct zr_plan *p, int64_t *end)
 static void place_gathered(struct zr_plan *p, int64_t *end)
 {
     const struct zr_layout *l = p->layout;
-    int64_t widest = 0;
-    for (int32_t u = 0; u < l->n_units; u++) {
-        int64_t elems = p->hop[ZR_INNER].sums_whole                    ? l->units[u].elems
-                        : p->hop[ZR_OUTER].sums_whole && p->outer_each ? l->units[u].inner_elems
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        int64_t elems = p->hop[ZR_INNER].sums_whole                    ? f->elems
+                        : p->hop[ZR_OUTER].sums_whole && p->outer_each ? f->inner_elems
                                                                        : 0;
-        widest = zr_max(widest, p->sum_in_place[u] ? 0 : elems);
+        bytes = i == l->units[f->unit].first_flat ? 0 : bytes;
+        bytes += f->trainable && !p->sum_in_place[f->unit] ? elems * zr_sum_size(f) : 0;
+        p->full_grad_bytes = zr_max(p->full_grad_bytes, bytes);
     }
-    p->full_grad_bytes = widest * (int64_t)sizeof(float);
     p->full_grad_at = take(end, p->full_grad_bytes);
     p->bytes[ZR_MEM_GRAD_GATHERED] = *end - p->full_grad_at;
 }

@@ -125,13 +125,13 @@ struct zr_plan {
      * keeps all of them, and a step has one contribution. */
     /* (n_units) The unit's sums lie in its gradients. */
     bool *sum_in_place;
-    /* (n_flats) Element in a sums array. -1: the sums lie in the gradients, or the flat is frozen. */
+    /* (n_flats) Byte offset in a sums array. -1: the sums lie in the gradients, or the flat is frozen. */
     int64_t *sum_at;
-    /* Elements of a sums array. */
-    int64_t sum_elems;
+    /* Bytes of a sums array. */
+    int64_t sum_bytes;
 
     int32_t n_sums;
-    /* n_sums arrays of sum_elems floats, end to end. With groups and without outer_each they are of inner
+    /* n_sums arrays of sum_bytes, end to end. With groups and without outer_each they are of inner
      * slices, which are reduced between groups in place. Otherwise they are of fine slices. */
     int64_t sums_at;
     /* With outer_each: group slots for the sum of one contribution over a group, before it is reduced

@@ -23,11 +23,11 @@ struct zr_axis_reduction zr_last_reduction(const struct zr_engine *e)
     return e->plan->spec.outer ? zr_outer_reduction(e) : zr_inner_reduction(e);
 }
 
-/* The cut of a group's fp32 sum of the flat's inner slice into the groups' slices. */
-static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f)
+/* The cut of a group's sum of the flat's inner slice into the groups' slices. */
+static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f, enum zero_dtype dtype)
 {
     const struct zr_cut cut = zr_flat_groups_cut(f, e->at.inner);
-    return zr_flat_sums_cut(f, &cut);
+    return zr_flat_sums_cut(f, &cut, dtype);
 }
 
 /* Without groups the sum goes where the optimizer looks for it. With groups it goes where the reduction
@@ -50,7 +50,7 @@ static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr
 {
     return (struct zr_reduce_seg){.src = zr_plan_inner_sum(e->plan, f, e->at, a->group_slot),
                                   .dst = zr_plan_sum(e->plan, f, e->at, a->sum),
-                                  .cut = group_sum_cut(e, f),
+                                  .cut = group_sum_cut(e, f, ZERO_F32),
                                   .dtype = ZERO_F32,
                                   .accumulate = a->accumulate};
 }
@@ -98,15 +98,15 @@ int64_t zr_sum_offset(const struct zr_engine *e, const struct zr_axis_reduction 
 
 int64_t zr_whole_sum_bytes(const struct zr_axis_reduction *r, const struct zr_flat *f)
 {
-    return (r->axis == ZR_INNER ? f->elems : f->inner_elems) * (int64_t)sizeof(float);
+    return (r->axis == ZR_INNER ? f->elems : f->inner_elems) * zr_sum_size(f);
 }
 
 static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_axis_reduction *r,
                              const struct zr_flat *f)
 {
     if (r->axis == ZR_OUTER)
-        return group_sum_cut(e, f);
-    return zr_flat_sums_cut(f, &f->inner);
+        return group_sum_cut(e, f, zr_sum_dtype(f));
+    return zr_flat_sums_cut(f, &f->inner, zr_sum_dtype(f));
 }
 
 int zr_gather_sums(struct zr_engine *e, const struct zr_axis_reduction *r, struct zr_stream *s,

@@ -86,8 +86,8 @@ static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
     for (; n_folds > 0; n_folds--, sum--)
         for (int32_t i = 0; i < n; i++)
             if (f[i].trainable)
-                ZR_TRY(e->dev->ops->add(s, zr_sum_at(e, &f[i], sum - 1), zr_sum_at(e, &f[i], sum), ZERO_F32,
-                                        f[i].fine_elems));
+                ZR_TRY(e->dev->ops->add(s, (float *)zr_sum_at(e, &f[i], sum - 1), zr_sum_at(e, &f[i], sum),
+                                        ZERO_F32, f[i].fine_elems));
     return 0;
 }
 

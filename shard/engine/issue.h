@@ -20,9 +20,9 @@ static inline const struct zr_flat *zr_unit_flats(const struct zr_engine *e, int
 }
 
 /* Returns this rank's slice of the flat's sum k. */
-static inline float *zr_sum_at(const struct zr_engine *e, const struct zr_flat *f, int k)
+static inline char *zr_sum_at(const struct zr_engine *e, const struct zr_flat *f, int k)
 {
-    return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->at, k));
+    return e->reduce_base + zr_plan_sum(e->plan, f, e->at, k);
 }
 
 /* ---- axis_reduction.c ---- */
@@ -45,7 +45,7 @@ struct zr_axis_reduction zr_last_reduction(const struct zr_engine *e);
 /* Reduces the gradient of the job's unit, or its sum over a group. This rank's slices go where the action
  * says. */
 int zr_reduce_over_axis(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_job *job);
-/* Gathers the unit's reduced slices to whole fp32 sums on every rank, if the optimizer needs these: where the
+/* Gathers the unit's reduced slices to whole sums on every rank, if the optimizer needs these: where the
  * slices lie, or end to end at full_grad_at. Runs on r->stream, or on another stream that waits for it. */
 int zr_gather_sums(struct zr_engine *e, const struct zr_axis_reduction *r, struct zr_stream *s,
                    const struct zr_job *job);

@@ -40,7 +40,7 @@ static int put_squares(struct squares *q)
 static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct squares *q = arg;
-    const float *x = zr_sum_at(q->e, f, 0) + (first - zr_engine_fine(q->e, f).first);
+    const float *x = (const float *)zr_sum_at(q->e, f, 0) + (first - zr_engine_fine(q->e, f).first);
     (void)p;
     if (q->n == 0 || q->x + q->n != x || q->n % ZR_NORM_BLOCK) {
         ZR_TRY(put_squares(q));
@@ -294,7 +294,7 @@ static const float *update_grad(const struct zr_engine *e, const struct zr_axis_
         return full;
     if (e->plan->hop[last->axis].sums_whole || e->plan->sum_in_place[f->unit])
         return (const float *)(e->reduce_base + zr_sum_offset(e, last, f));
-    return zr_sum_at(e, f, 0);
+    return (const float *)zr_sum_at(e, f, 0);
 }
 
 /* If every rank of an axis updates everything, each first gathers the whole reduced gradient of the unit. */

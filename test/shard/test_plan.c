@@ -243,6 +243,21 @@ static int64_t most_inner_sums(const struct zr_layout *l)
     return most;
 }
 
+/* Bytes of the gathered sums of one unit: the most of any unit whose sums are not in its gradients. */
+static int64_t most_gathered(const struct zr_plan *p, bool of_group)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t most = 0, n = 0;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        n = i == l->units[f->unit].first_flat ? 0 : n;
+        if (f->trainable && !p->sum_in_place[f->unit])
+            n += (of_group ? f->inner_elems : f->elems) * zr_sum_size(f);
+        most = zr_max(most, n);
+    }
+    return most;
+}
+
 /* Elements of a rank's inner slice before its fine slice. */
 static int64_t before_in_group(const struct zr_plan *p, const struct zr_flat *f, int32_t r)
 {
@@ -255,7 +270,6 @@ static void check_reduce_arena(const struct zr_plan *p)
     static struct intervals x;
     const struct zr_layout *l = p->layout;
     x.n = 0;
-    int64_t widest = 0;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         if (!f->trainable)
@@ -266,23 +280,20 @@ static void check_reduce_arena(const struct zr_plan *p)
             int64_t first = zr_flat_span(f, zr_where_of(&p->placement, r), ZR_LEVEL_FINE).first,
                     size = zr_dtype_bytes(f->dtype);
             int64_t from = zr_plan_sum(p, f, zr_where_of(&p->placement, r), 0) - zr_plan_grad_full(p, f, -1);
-            CHECK(size == (int64_t)sizeof(float) && from == first * size && from >= end,
+            CHECK(size == zr_sum_size(f) && from == first * size && from >= end,
                   "flat %d, rank %d: its sum is at %lld of its gradient", i, r, (long long)from);
         }
         for (int k = 0; !p->sum_in_place[f->unit] && k < p->n_sums; k++) {
             put(&x, zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k),
-                (sums_in_group(p) ? f->inner_elems : f->fine_elems) * (int64_t)sizeof(float));
+                (sums_in_group(p) ? f->inner_elems : f->fine_elems) * zr_sum_size(f));
             CHECK(zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k) % 128 == 0, "flat %d", i);
             for (int r = 0; r < l->world; r++)
                 CHECK(zr_plan_sum(p, f, zr_where_of(&p->placement, r), k) ==
                           zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k) +
-                              (sums_in_group(p) ? before_in_group(p, f, r) * 4 : 0),
+                              (sums_in_group(p) ? before_in_group(p, f, r) * zr_sum_size(f) : 0),
                       "flat %d", i);
         }
     }
-    for (int32_t u = 0; u < l->n_units; u++)
-        if (!p->sum_in_place[u])
-            widest = zr_max(widest, l->units[u].elems * (int64_t)sizeof(float));
     for (int32_t s = 0; s < p->n_grad_slots; s++) {
         put(&x, p->grad_slots[s].at, p->grad_slots[s].bytes);
         CHECK(p->grad_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
@@ -308,7 +319,7 @@ static void check_reduce_arena(const struct zr_plan *p)
         put(&x, p->values_at, p->values_bytes);
     }
     CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
-    put(&x, p->full_grad_at, p->hop[ZR_INNER].sums_whole ? widest : p->full_grad_bytes);
+    put(&x, p->full_grad_at, p->hop[ZR_INNER].sums_whole ? most_gathered(p, false) : p->full_grad_bytes);
     check_intervals(&x, p->reduce_bytes - REDUCE_SCRATCH);
     /* Units take turns in a group slot. The flats of a unit lie side by side in it. */
     for (int32_t u = 0; u < l->n_units && p->outer_each; u++) {
@@ -410,19 +421,16 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     int64_t sums = 0, homes = 0;
     for (int32_t i = 0; i < l->n_flats; i++)
         if (l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit])
-            sums += sums_in_group(p) ? l->flats[i].inner_elems : l->flats[i].fine_elems;
-    CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums * 4, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
+            sums += (sums_in_group(p) ? l->flats[i].inner_elems : l->flats[i].fine_elems) *
+                    zr_sum_size(&l->flats[i]);
+    CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
     CHECK(p->bytes[ZR_MEM_GRAD_SUMS] ==
-              (p->n_sums - 1) * sums * 4 +
-                  zr_round_up(p->n_group_slots * p->group_slot_bytes, ZR_PIECE_ALIGN),
+              (p->n_sums - 1) * sums + zr_round_up(p->n_group_slots * p->group_slot_bytes, ZR_PIECE_ALIGN),
           "%lld", (long long)p->bytes[ZR_MEM_GRAD_SUMS]);
-    int64_t widest = 0;
-    for (int32_t u = 0; u < l->n_units; u++) {
+    for (int32_t u = 0; u < l->n_units; u++)
         homes += zr_plan_grad_home(p, u) ? l->units[u].grad_bytes : 0;
-        widest = zr_max(widest, p->sum_in_place[u] ? 0 : l->units[u].elems);
-    }
-    int64_t gathered = copies == l->world && l->world > 1      ? widest * 4
-                       : o->hybrid == ZR_HSDP && p->outer_each ? most_inner_sums(l)
+    int64_t gathered = copies == l->world && l->world > 1      ? most_gathered(p, false)
+                       : o->hybrid == ZR_HSDP && p->outer_each ? most_gathered(p, true)
                                                                : 0;
     CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == gathered, "%lld", (long long)p->bytes[ZR_MEM_GRAD_GATHERED]);
     CHECK(p->bytes[ZR_MEM_SNAPSHOT] == p->snapshot_bytes, "%lld", (long long)p->bytes[ZR_MEM_SNAPSHOT]);
