@@ -113,8 +113,9 @@ static int count_units(const struct zr_layout *l, int32_t *n_units)
 static bool can_share_flat(const struct zr_tensor *a, const struct zr_tensor *b)
 {
     return a->dtype == b->dtype && !a->grad == !b->grad &&
-           (!a->grad || (a->optimizer == b->optimizer && a->n_states == b->n_states)) && a->cut == b->cut &&
-           (a->tie == ZR_TIE_COPY) == (b->tie == ZR_TIE_COPY);
+           (!a->grad || (a->optimizer == b->optimizer && a->n_states == b->n_states &&
+                         a->masters == b->masters && a->moments == b->moments)) &&
+           a->cut == b->cut && (a->tie == ZR_TIE_COPY) == (b->tie == ZR_TIE_COPY);
 }
 
 static bool goes_in_place(const struct zr_layout *l, const struct zr_tensor *t)
@@ -147,6 +148,9 @@ static struct zr_flat *open_flat(struct zr_layout *l, int32_t unit, const struct
                           .dtype = t->dtype,
                           .optimizer = t->grad ? t->optimizer : ZR_OPTIMIZER_NONE,
                           .n_states = t->grad ? t->n_states : 0,
+                          .masters = t->grad ? t->masters : ZERO_MASTERS_F32,
+                          .moments = t->grad ? t->moments : ZERO_MOMENTS_F32,
+                          .sum_dtype = t->grad && t->sum_dtype == ZERO_BF16 ? ZERO_BF16 : ZERO_F32,
                           .trainable = t->grad != NULL,
                           .in_place = goes_in_place(l, t),
                           .cut = t->cut,
@@ -387,6 +391,7 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
                    t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, t->n_states,     t->group,
                    t->no_decay,  t->buffer};
     const int64_t cut[] = {t->cut_dim, t->cut_blocks, t->cut_size, -1};
+    const int64_t precision[] = {t->masters, t->moments, t->sum_dtype};
     const int64_t tie[] = {t->tie, t->tied_grad != NULL};
     if (!zr_granule_fits(t->granule)) /* otherwise it changes nothing */
         seed = XXH64(&t->granule, sizeof t->granule, seed);
@@ -396,6 +401,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
         seed = XXH64("partial", 7, seed);
     if (t->given_whole)
         seed = XXH64("given whole", 11, seed);
+    if (t->masters || t->moments || t->sum_dtype == ZERO_BF16)
+        seed = XXH64(precision, sizeof precision, seed);
     if (t->uses)
         seed = XXH64(&t->uses, sizeof t->uses, seed);
     if (t->pp_stage)

@@ -4,9 +4,9 @@
  *   tensor  what the model names. A stacked tensor is n_layers equal layers (ZERO_SLICE in the public
  *           headers); layer l is in unit + l.
  *   unit    tensors that are gathered together.
- *   flat    the tensors of a unit that agree in dtype, trainability, optimizer, number of states, and in
- *           whether tensor parallelism cuts them. They lie end to end, and are cut into one slice for each
- *           data-parallel rank. Collectives move whole flats.
+ *   flat    the tensors of a unit that agree in dtype, trainability, optimizer, number of states, in how
+ *           masters, states and gradient sums are kept, and in whether tensor parallelism cuts them. They lie
+ *           end to end, and are cut into one slice for each data-parallel rank. Collectives move whole flats.
  *   piece   one layer of a tensor (usually all of it) inside a flat.
  *
  * There are two kinds of flat. A *packed* flat holds all pieces that agree, each aligned to 256 bytes, and is
@@ -57,6 +57,11 @@ struct zr_tensor {
     int32_t group;
     enum zero_optimizer optimizer;
     int32_t n_states;
+    /* How its masters and states are kept. masters is F32 unless the dtype is BF16. */
+    enum zero_masters masters;
+    enum zero_moments moments;
+    /* Dtype of its gradient sum, F32 or BF16. */
+    enum zero_dtype sum_dtype;
     /* Backward brackets of its unit in a micro-batch. 0: not given. */
     int32_t uses;
     /* The group's weight decay does not apply. */
@@ -101,6 +106,11 @@ struct zr_flat {
     /* The optimizer of the flat's tensors, and the number of its states. NONE and 0 if frozen. */
     enum zero_optimizer optimizer;
     int32_t n_states;
+    /* How masters and states of all its tensors are kept, and the dtype of their gradient sums. F32 if
+     * frozen. */
+    enum zero_masters masters;
+    enum zero_moments moments;
+    enum zero_dtype sum_dtype;
 
     bool trainable, in_place, cut;
     /* Another pipeline stage owns its tensors. That stage sends their values, and saves them. */

@@ -25,6 +25,9 @@ struct zr_optim {
     /* fp32 arrays kept per weight, 0 to 4. */
     int32_t n_states;
     float lr_scale, beta1, beta2, eps, weight_decay;
+    /* How masters of bf16 weights and the states are kept. */
+    enum zero_masters masters;
+    enum zero_moments moments;
 };
 
 /* How stage 3 uses groups of ranks, each with a copy of the parameters. */
@@ -81,6 +84,12 @@ struct zr_options {
     bool compares_tp;
     /* The same bits at every stage, prefetch, budget and power-of-two world. */
     bool deterministic;
+    /* Dtype of the gradient sums of bf16 tensors, F32 or BF16. Other tensors have F32. */
+    enum zero_dtype grad_sum_dtype;
+    /* Seed of what is rounded at random. */
+    int64_t seed;
+    /* Where masters and states are. */
+    enum zero_states states;
     /* Dtype of gradients between ranks. 0: the tensor's own. */
     enum zero_dtype wire_dtype;
 

@@ -64,7 +64,7 @@ struct fingerprint {
     double save_async, device, backend, copy_engine, check, init_from;
     double pp, cp, tp, schedule, stages_per_rank, activation_bytes;
     double grad_in_place, grad_accum_steps, max_grad_accum_steps, prefetch, param_budget_bytes, deterministic,
-        wire_dtype, n_order, n_tensors;
+        wire_dtype, grad_sum_dtype, states, seed, n_order, n_tensors;
     uint64_t optim_hash, layout_hash, plan_hash, tied_hash, schedule_hash;
     uint64_t groups[ZR_MAX_MEMORY_GROUPS]; /* memory control groups with a limit; 0: none */
     int64_t host_bytes;
@@ -100,6 +100,9 @@ struct fingerprint {
     X(param_budget_bytes)                                                                                    \
     X(deterministic)                                                                                         \
     X(wire_dtype)                                                                                            \
+    X(grad_sum_dtype)                                                                                        \
+    X(states)                                                                                                \
+    X(seed)                                                                                                  \
     X(save_async)                                                                                            \
     X(init_from)                                                                                             \
     X(copy_engine)                                                                                           \
@@ -146,6 +149,9 @@ static void fill_fingerprint(const struct zero_ctx *z, bool failed, struct finge
     c->param_budget_bytes = (double)o->param_budget_bytes;
     c->deterministic = o->deterministic;
     c->wire_dtype = o->wire_dtype;
+    c->grad_sum_dtype = o->grad_sum_dtype;
+    c->states = o->states;
+    c->seed = (double)o->seed;
     c->n_order = o->n_order;
     c->save_async = o->save_async;
     /* At other stages one rank may use check mode alone. At stage 3 check mode changes the plan. */
@@ -253,7 +259,9 @@ static int fail_field(const char *field, double value, int rank, double first_va
     X(beta1)                                                                                                 \
     X(beta2)                                                                                                 \
     X(eps)                                                                                                   \
-    X(weight_decay)
+    X(weight_decay)                                                                                          \
+    X(masters)                                                                                               \
+    X(moments)
 
 /* Names the first number of a parameter group that differs between rank r and rank 0. */
 static int compare_group(const struct zr_optim *group, const struct zr_optim *first_group, int32_t i, int r)

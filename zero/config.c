@@ -220,6 +220,9 @@ static struct zr_options resolve_fields(const struct zero_config *c)
         .grad_in_place = c->memory.grad_in_place,
         .compares_tp = true,
         .wire_dtype = (enum zero_dtype)c->memory.wire_dtype,
+        .grad_sum_dtype = c->memory.grad_sum_dtype ? (enum zero_dtype)c->memory.grad_sum_dtype : ZERO_F32,
+        .seed = c->memory.seed,
+        .states = (enum zero_states)c->memory.states,
         .timeout_ms = c->launch.timeout_ms,
         .trace = c->debug.trace,
         .save_async = c->checkpoint.save_async,
@@ -236,6 +239,12 @@ static struct zr_options resolve_fields(const struct zero_config *c)
 /* With its own update, a group has lr_scale and no other number. */
 static int check_own_update(const struct zero_optim *g)
 {
+    if (g->masters || g->moments)
+        return zr_fail(ZERO_ERR_ARG,
+                       "masters is %s and moments is %s, but update is set, which computes in fp32; allowed: "
+                       "f32 and f32",
+                       zr_config_value_text("masters", g->masters).text,
+                       zr_config_value_text("moments", g->moments).text);
     if (g->optimizer != ZERO_ADAMW)
         return zr_fail(ZERO_ERR_ARG,
                        "optimizer is %s but update is set as well; allowed: one of the two (optimizer adamw, "
@@ -277,7 +286,9 @@ static struct zr_optim resolve_group(const struct zero_optim *g)
                            .beta1 = or_default(g->beta1, row->beta1),
                            .beta2 = or_default(g->beta2, row->beta2),
                            .eps = or_default(g->eps, row->eps),
-                           .weight_decay = g->weight_decay};
+                           .weight_decay = g->weight_decay,
+                           .masters = (enum zero_masters)g->masters,
+                           .moments = (enum zero_moments)g->moments};
     out.n_states = zr_optimizer_states(kind, out.beta1);
     return out;
 }
@@ -373,13 +384,28 @@ void zr_config_release(struct zr_config *config)
     config->options.n_order = 0;
 }
 
-/* Gives each tensor the optimizer and the number of states of its group. */
+/* Gives each tensor the optimizer, the number of states and the precisions of its group. */
 static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         t[i].optimizer = o->optim[t[i].group].optimizer;
         t[i].n_states = o->optim[t[i].group].n_states;
+        t[i].masters = t[i].dtype == ZERO_BF16 ? o->optim[t[i].group].masters : ZERO_MASTERS_F32;
+        t[i].moments = o->optim[t[i].group].moments;
+        t[i].sum_dtype = t[i].dtype == ZERO_BF16 ? o->grad_sum_dtype : ZERO_F32;
     }
+}
+
+/* Refuses what this version does not do yet. */
+static int refuse_unbuilt(const struct zr_options *o)
+{
+    const char *field = o->grad_sum_dtype == ZERO_BF16    ? "grad_sum_dtype"
+                        : o->states != ZERO_STATES_DEVICE ? "states"
+                                                          : NULL;
+    for (int32_t i = 0; i < o->n_optims; i++)
+        field = o->optim[i].masters ? "masters" : o->optim[i].moments ? "moments" : field;
+    return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
+                 : 0;
 }
 
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
@@ -387,7 +413,8 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
 {
     const struct zr_options *o = &config->options;
     struct zr_placement place;
-    int err = zr_placement_in(o, world, &place);
+    int err = refuse_unbuilt(o);
+    err = err ? err : zr_placement_in(o, world, &place);
     if (err) {
         zr_tensors_free(tensors, n_tensors);
         return err;

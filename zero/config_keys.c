@@ -34,6 +34,12 @@ static const struct choice device_names[] = {
 static const struct choice optimizer_names[] = {ZERO_OPTIMIZER_MAP(OPTIMIZER_NAME){NULL, 0}};
 static const struct choice dtype_names[] = {
     {"f32", ZERO_F32}, {"bf16", ZERO_BF16}, {"f16", ZERO_F16}, {NULL, 0}};
+static const struct choice masters_names[] = {
+    {"f32", ZERO_MASTERS_F32}, {"remainder", ZERO_MASTERS_REMAINDER}, {"none", ZERO_MASTERS_NONE}, {NULL, 0}};
+static const struct choice moments_names[] = {
+    {"f32", ZERO_MOMENTS_F32}, {"bf16", ZERO_MOMENTS_BF16}, {"q8", ZERO_MOMENTS_Q8}, {NULL, 0}};
+static const struct choice states_names[] = {
+    {"device", ZERO_STATES_DEVICE}, {"host", ZERO_STATES_HOST}, {"file", ZERO_STATES_FILE}, {NULL, 0}};
 static const struct choice switch_names[] = {{"on", 1}, {"off", 0}, {NULL, 0}};
 static const struct choice init_names[] = {{"model", ZERO_INIT_MODEL},
                                            {"rank0", ZERO_INIT_RANK0},
@@ -122,6 +128,8 @@ static const struct field fields[] = {
     FIELD_OR_AUTO(optim., eps, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX,
                   "a finite number, 0 or more; auto (-1)"),
     FIELD(optim., weight_decay, KIND_FLOAT, TEXT_AND_ENV, NULL, 0, FLT_MAX, "a finite number, 0 or more"),
+    FIELD(optim., masters, KIND_INT32, TEXT_AND_ENV, masters_names, 0, 2, "f32 (0), remainder (1), none (2)"),
+    FIELD(optim., moments, KIND_INT32, TEXT_AND_ENV, moments_names, 0, 2, "f32 (0), bf16 (1), q8 (2)"),
     FIELD(optim., n_states, KIND_INT32, TEXT_ONLY, NULL, 0, ZR_MAX_STATES, "0, 1, 2, 3, 4"),
     FIXED(optim., update, POINTER),
     FIXED(optim., update_arg, POINTER),
@@ -134,6 +142,10 @@ static const struct field fields[] = {
     FIELD(memory., wire_dtype, KIND_INT32, TEXT_AND_ENV, dtype_names, 0, 2,
           "f32, bf16, or 0 for the tensor's own"),
     FIELD(memory., grad_in_place, KIND_INT32, TEXT_AND_ENV, switch_names, 0, 1, "0, 1"),
+    FIELD(memory., grad_sum_dtype, KIND_INT32, TEXT_AND_ENV, dtype_names, 0, 2, "f32, bf16, or 0 for f32"),
+    FIELD(memory., states, KIND_INT32, TEXT_AND_ENV, states_names, 0, 2, "device (0), host (1), file (2)"),
+    FIXED(memory., states_dir, "a pointer: set the field itself, or ZERO_STATES_DIR in the environment"),
+    FIELD(memory., seed, KIND_INT64, TEXT_AND_ENV, NULL, 0, 0x1p53 - 1, "0 to 9007199254740991"),
     FIXED(memory., n_order, "the length of order: set the field itself"),
     FIXED(memory., order, POINTER),
     FIELD(pipeline., schedule, KIND_INT32, TEXT_AND_ENV, schedule_names, 0, 3,
@@ -175,7 +187,7 @@ static const char *const other_variables[] = {
     "ZERO_RANK",       "ZERO_WORLD_SIZE",   "ZERO_LOCAL_RANK", "ZERO_RENDEZVOUS", "ZERO_JOB",
     "ZERO_JOB_KEY",    "ZERO_JOB_KEY_FILE", "ZERO_ATTEMPT",    "ZERO_ISA",        "ZERO_POISON",
     "ZERO_FAIL_ALLOC", "ZERO_LOG",          "ZERO_HOST_ID",    "ZERO_PROGRESS",   "ZERO_INTERFACE",
-    "ZERO_FLIGHT_DIR", "ZERO_FLIGHT_FD",
+    "ZERO_FLIGHT_DIR", "ZERO_FLIGHT_FD",    "ZERO_STATES_DIR",
 };
 
 union value {

@@ -106,6 +106,35 @@ enum zero_optimizer {
 #undef ZERO_OPTIMIZER_ENUM
 };
 
+/* How the fp32 masters of bf16 weights are kept (memory.md). f32 weights are their own masters. */
+enum zero_masters {
+    /* In fp32. */
+    ZERO_MASTERS_F32 = 0,
+    /* As 16 more bits beside the weight. Every result is that of ZERO_MASTERS_F32. */
+    ZERO_MASTERS_REMAINDER = 1,
+    /* Not at all. Weights are rounded at random. */
+    ZERO_MASTERS_NONE = 2
+};
+
+/* How the states of an optimizer are kept (memory.md). */
+enum zero_moments {
+    ZERO_MOMENTS_F32 = 0,
+    /* In bf16, rounded at random. */
+    ZERO_MOMENTS_BF16 = 1,
+    /* As codes of 8 bits, with a scale in bf16 for every 32 elements. */
+    ZERO_MOMENTS_Q8 = 2
+};
+
+/* Where masters and states are between steps (memory.md). */
+enum zero_states {
+    /* In cfg.device's memory. */
+    ZERO_STATES_DEVICE = 0,
+    /* In pinned host memory. The same as ZERO_STATES_DEVICE on the host. */
+    ZERO_STATES_HOST = 1,
+    /* In a file in cfg.memory.states_dir. */
+    ZERO_STATES_FILE = 2
+};
+
 typedef struct CUstream_st *zero_stream;
 
 /* A range of elements for optim.update (optimizers.md). Arrays have n fp32 elements in device memory. */

@@ -24,7 +24,7 @@ struct head {
 
 struct tensor_record {
     int64_t shape[8], n_elems, cut_size;
-    int32_t dtype, optimizer, n_states, cut_dim, cut_blocks, tie, pp_stage;
+    int32_t dtype, optimizer, n_states, masters, moments, cut_dim, cut_blocks, tie, pp_stage;
     uint8_t stacked, trained, buffer, cut;
 };
 
@@ -51,6 +51,8 @@ static void fill_record(const struct zr_tensor *t, struct tensor_record *r)
     r->dtype = t->dtype;
     r->optimizer = t->optimizer;
     r->n_states = t->n_states;
+    r->masters = t->masters;
+    r->moments = t->moments;
     r->cut_dim = t->cut_dim;
     r->cut_blocks = t->cut_blocks;
     r->tie = t->tie;
@@ -180,8 +182,9 @@ static int by_name_and_stage(const void *a, const void *b)
 static bool same_layers(const struct tensor_record *a, const struct tensor_record *b)
 {
     return !memcmp(a->shape + 1, b->shape + 1, sizeof a->shape - sizeof *a->shape) && a->dtype == b->dtype &&
-           a->optimizer == b->optimizer && a->n_states == b->n_states && a->trained == b->trained &&
-           a->cut == b->cut && a->cut_dim == b->cut_dim && a->cut_blocks == b->cut_blocks;
+           a->optimizer == b->optimizer && a->n_states == b->n_states && a->masters == b->masters &&
+           a->moments == b->moments && a->trained == b->trained && a->cut == b->cut &&
+           a->cut_dim == b->cut_dim && a->cut_blocks == b->cut_blocks;
 }
 
 /* Checks a tensor that has the name of a tensor in an earlier stage. */
@@ -200,7 +203,7 @@ static int check_same_name(const struct zero_ctx *z, const struct listed_tensor 
     if (!same_layers(&first->record, &x->record))
         return zr_fail(ZERO_ERR_MISMATCH,
                        "rank %d and rank %d of two pipeline stages differ in tensor %s: in the shape of a "
-                       "layer, dtype, optimizer, tp_cut or whether it has a gradient",
+                       "layer, dtype, optimizer, masters, moments, tp_cut or whether it has a gradient",
                        first->pp_at * ranks_per_stage, x->pp_at * ranks_per_stage, x->name);
     return 0;
 }
@@ -239,6 +242,8 @@ static int add_whole(struct zr_whole *w, const struct listed_tensor *x)
                             .n_layers = r->stacked ? x->layers : !r->buffer,
                             .optimizer = (enum zero_optimizer)r->optimizer,
                             .n_states = r->n_states,
+                            .masters = (enum zero_masters)r->masters,
+                            .moments = (enum zero_moments)r->moments,
                             .stacked = r->stacked,
                             .cut = r->cut,
                             .cut_dim = r->cut_dim,

@@ -98,19 +98,47 @@ static void report_wire_dtype(const struct zero_ctx *z)
         if (f->trainable && f->dtype != ZERO_F32) {
             zr_warn(z->config.options.log,
                     "wire_dtype is f32, but gradients of %s are sent as they are: wire_dtype never widens; "
-                    "their sums are fp32 anyway",
-                    zr_dtype_name(f->dtype));
+                    "their sums are %s anyway",
+                    zr_dtype_name(f->dtype), zr_dtype_name(f->sum_dtype));
             return;
         }
     }
 }
 
-/* Lists the parameter groups and what they update, if there is more than one. */
+/* Warns about a setting for bf16 tensors where none is trained. g: a parameter group; -1: all of them. */
+static void warn_without_bf16(const struct zero_ctx *z, int32_t g, const char *field, const char *value)
+{
+    char group[32] = "";
+    for (int32_t i = 0; i < z->layout->n_tensors; i++) {
+        const struct zr_tensor *t = &z->layout->tensors[i];
+        if (t->grad && t->dtype == ZERO_BF16 && (g < 0 || t->group == g))
+            return;
+    }
+    if (g > 0)
+        snprintf(group, sizeof group, "optim_groups[%d]: ", g - 1);
+    if (zr_stages(z) == 1)
+        zr_warn(z->config.options.log,
+                "%s%s is %s, which has no effect: it is for bf16 tensors, and none is trained", group, field,
+                value);
+}
+
+/* Lists the parameter groups and what they update, if there is more than one, or if a group does not keep
+ * masters and states in fp32. */
 static void report_groups(const struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
-    for (int32_t g = 0; o->n_optims > 1 && z->world.rank == 0 && g < o->n_optims; g++) {
+    for (int32_t g = 0; z->world.rank == 0 && g < o->n_optims; g++) {
         enum zero_optimizer kind = o->optim[g].optimizer;
+        const struct zr_value_text masters = zr_config_value_text("masters", o->optim[g].masters),
+                                   moments = zr_config_value_text("moments", o->optim[g].moments);
+        bool shorter = o->optim[g].masters || o->optim[g].moments;
+        char precision[96] = "";
+        if (o->n_optims == 1 && !shorter)
+            continue;
+        if (shorter)
+            snprintf(precision, sizeof precision, "; masters %s, moments %s", masters.text, moments.text);
+        if (o->optim[g].masters)
+            warn_without_bf16(z, g, "masters", masters.text);
         const char *source = kind ? zr_optimizer_kind(kind)->source : "the program's";
         char states[128] = "";
         int32_t n_tensors = 0, n_trained = 0;
@@ -125,9 +153,9 @@ static void report_groups(const struct zero_ctx *z)
         snprintf(states, sizeof states, "%d states per weight", o->optim[g].n_states);
         if (kind)
             zr_optimizer_list_states(kind, o->optim[g].n_states, states, sizeof states);
-        zr_info(o->log, "group %d: %s (%s) updates %d tensors of %lld elements; %s", g,
+        zr_info(o->log, "group %d: %s (%s) updates %d tensors of %lld elements; %s%s", g,
                 kind ? zr_optimizer_kind(kind)->name : "optim.update", source, n_trained, (long long)n_elems,
-                states);
+                states, precision);
         if (g && !n_tensors && zr_stages(z) == 1)
             zr_warn(o->log, "optim_groups[%d] has no tensor: no zero_tensor.group is %d", g - 1, g);
     }
@@ -144,4 +172,6 @@ void zr_wrap_report(struct zero_ctx *z)
     report_how_gradients_add_up(z);
     report_default_stream(z);
     report_wire_dtype(z);
+    if (z->config.options.grad_sum_dtype == ZERO_BF16 && z->world.rank == 0)
+        warn_without_bf16(z, -1, "grad_sum_dtype", "bf16");
 }

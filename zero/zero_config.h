@@ -106,6 +106,10 @@ struct zero_optim {
     float eps;
     /* + 0 and more. Default 0. */
     float weight_decay;
+    /* + enum zero_masters: how masters of the group's bf16 weights are kept. f32 with update. Default f32. */
+    int32_t masters;
+    /* + enum zero_moments: how states are kept. f32 with update. Default f32. */
+    int32_t moments;
     /* fp32 state arrays that update uses, each the size of the weights, 0 to 4. Default 0. */
     int32_t n_states;
     /* The program's own optimizer (optimizers.md). The library calls it on one of its threads, or in a world
@@ -138,7 +142,7 @@ struct zero_mesh {
 };
 
 /* Version of all public structs and enums. */
-#define ZERO_ABI_VERSION 0x5a450009u
+#define ZERO_ABI_VERSION 0x5a45000au
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default.
@@ -200,6 +204,15 @@ struct zero_config {
          * no_sync). At stages 2 and 3 they stay whole until then. Excludes deterministic. Default 0: every
          * micro-batch is reduced, and added up in fp32. */
         int32_t grad_in_place;
+        /* + Dtype of the sums of a step's gradients, for bf16 tensors: f32, bf16, or 0 for f32. Default 0. */
+        int32_t grad_sum_dtype;
+        /* + enum zero_states: where masters and states are. Default device. */
+        int32_t states;
+        /* Folder on a local disk for the file of states (may differ). ZERO_STATES_DIR overrides it. Default
+         * NULL. */
+        const char *states_dir;
+        /* + Seed of what is rounded at random, 0 to 2^53 - 1. Saved in checkpoints. Default 0. */
+        int64_t seed;
         /* The n_order calls of one micro-batch; copied. They size slots, and declare how many backward
          * brackets each unit has. After the first step the library follows the order that it has seen. With
          * several pipeline stages on a rank: all forward calls, stage by stage, then all backward calls.

@@ -100,6 +100,9 @@ static void test_defaults(void **state)
         assert_int_equal(o->param_budget_bytes, -1);
         assert_true(o->deterministic);
         assert_int_equal(o->wire_dtype, 0);
+        assert_int_equal(o->grad_sum_dtype, ZERO_F32);
+        assert_int_equal(o->states, ZERO_STATES_DEVICE);
+        assert_int_equal(o->seed, 0);
         assert_null(o->order);
         assert_int_equal(o->n_order, 0);
         assert_int_equal(o->timeout_ms, 30000);
@@ -286,6 +289,12 @@ static const struct text_case text_cases[] = {
     {AT(, deterministic), 'i', true, "auto", -1, "-2", "allowed: on (1), off (0), auto (-1)"},
     {AT(memory., wire_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
     {AT(memory., wire_dtype), 'i', true, "f32", 1, "fp32", "allowed: f32, bf16, or 0"},
+    {AT(memory., grad_sum_dtype), 'i', true, "bf16", 2, "f16", "allowed: f32, bf16, or 0"},
+    {AT(memory., states), 'i', true, "file", ZERO_STATES_FILE, "disk", "device (0), host (1), file (2)"},
+    {AT(memory., seed), 'l', true, "9007199254740991", INT64_C(9007199254740991), "9007199254740992",
+     "allowed: 0 to 9007199254740991"},
+    {AT(optim., masters), 'i', true, "none", ZERO_MASTERS_NONE, "bf16", "f32 (0), remainder (1), none (2)"},
+    {AT(optim., moments), 'i', true, "q8", ZERO_MOMENTS_Q8, "8", "f32 (0), bf16 (1), q8 (2)"},
     {AT(debug., trace), 'i', true, "1", 1, "-1", "allowed: 0, 1"},
     {AT(checkpoint., save_async), 'i', true, "on", 1, "2", "allowed: 0, 1"},
     {AT(checkpoint., save_keep), 'i', true, "3", 3, "-1", "1 and more, or 0 for all"},
@@ -781,6 +790,8 @@ static void test_value_texts(void **state)
         {"hybrid", ZERO_HFSDP, "hfsdp"},
         {"wire_dtype", ZERO_BF16, "bf16"},
         {"wire_dtype", 0, "0"},
+        {"masters", ZERO_MASTERS_REMAINDER, "remainder"},
+        {"moments", ZERO_MOMENTS_Q8, "q8"},
         {"init_from", ZERO_INIT_RANK0, "rank0"},
         {"stage", 3, "3"},
         {"check", 1, "1"},
