@@ -18,6 +18,7 @@
 #include "kernels/error.h"
 #include "kernels/log.h"
 #include "kernels/optimizers.h"
+#include "kernels/state_codes.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,35 +32,66 @@ struct zr_step_scalars {
     uint32_t skip;
 };
 
-/* One contiguous range of n elements of a tensor, for an element-wise optimizer (optimizers.h) in fp32. Each
- * gradient is first multiplied by scalars->grad_scale. The kind's file defines the rest. */
+/* One contiguous range of n elements of a tensor, for an element-wise optimizer (optimizers.h), which
+ * computes in fp32. Each gradient is first multiplied by scalars->grad_scale. The kind's file defines the
+ * rest. */
 struct zr_update {
     enum zero_optimizer kind;
     enum zero_dtype param_dtype;
+    enum zero_masters masters;
+    enum zero_moments moments;
+    /* F32 or BF16 */
+    enum zero_dtype grad_dtype;
     /* decay: weight decay, 0 for a tensor without. c1, c2: bias corrections, 1 if the kind has none. */
     float lr, beta1, beta2, eps, decay, c1, c2;
     /* number of the step, from 1 */
     int64_t t;
     /* number of elements */
     int64_t n;
-    /* (n) fp32 weights, read and written */
+    /* (n) fp32 weights, read and written; NULL unless masters is F32 */
     float *master;
-    /* (n) param_dtype, written with the rounded weight. NULL or == master: not written. */
+    /* (n) lower halves of the masters, read and written, if masters is REMAINDER */
+    uint16_t *remainder;
+    /* (n) param_dtype, written with the rounded weight. NULL or == master: not written. It is bf16, and read
+     * too, unless masters is F32. */
     void *param;
-    /* (n) fp32 gradient, reduced but not yet scaled */
-    const float *grad;
-    /* (n) each, zr_optimizer_states(kind, beta1) of them; the others are NULL */
-    float *state[ZR_OPTIMIZER_STATES];
+    /* (n) gradient in grad_dtype, reduced but not yet scaled */
+    const void *grad;
+    /* (n) each, zr_optimizer_states(kind, beta1) of them; the others are NULL. An element is a float, a bf16
+     * or a code of one byte, as moments says. */
+    void *state[ZR_OPTIMIZER_STATES];
+    /* (n / ZR_Q8_BLOCK, rounded up) each, if moments is Q8. Element 0 then begins a block of its tensor, and
+     * rounding.at and rounding.run are multiples of ZR_Q8_BLOCK. */
+    uint16_t *scale[ZR_OPTIMIZER_STATES];
+    /* noise, if anything is rounded at random */
+    struct zr_rounding rounding;
     /* device memory */
     const struct zr_step_scalars *scalars;
 };
 
-/* Elements of an update with a different lr and decay: n elements from element first on. */
+/* Elements of an update with a different lr, decay and noise: n elements from element first on. */
 struct zr_update_span {
     int64_t first, n;
     float lr, decay;
+    struct zr_rounding rounding;
 };
 #define ZR_MAX_SPANS 64 /* most spans of an update */
+
+/* What encode and decode convert from and to fp32 (state_codes.h). WEIGHT: bf16 weights, rounded from masters
+ * to nearest, with ties away from zero. REMAINDER: those, and the lower halves of the masters beside them.
+ * Q8, Q8_SQUARES: 8-bit codes of a state, or of a state of squares, and scales beside them. Codes are
+ * rounded to nearest. */
+enum zr_coding { ZR_CODING_WEIGHT, ZR_CODING_REMAINDER, ZR_CODING_Q8, ZR_CODING_Q8_SQUARES };
+
+/* n elements in fewer bytes. */
+struct zr_coded {
+    enum zr_coding coding;
+    /* (n) of 2 bytes, or of 1 byte for Q8 */
+    void *at;
+    /* REMAINDER: (n). Q8: (n / ZR_Q8_BLOCK, rounded up); element 0 begins a block, and only a block at the
+     * end of a tensor may be short. */
+    uint16_t *beside;
+};
 
 /* An exact sum of doubles. The order of additions does not matter, so ranks, shards and streams may add in
  * any order and get the same bits. It is Kulisch's long accumulator (exact_sum.h), and plain data that may be
@@ -82,7 +114,8 @@ struct zr_exact_sum {
 struct zr_largest {
     /* device memory: zr_largest_of() the largest block so far. 0: none was recorded. */
     uint64_t *word;
-    /* position of x[0], 0 to 2^37 - 1; x[i] is at position at + i */
+    /* position of x[0] in units of 2 bytes, 0 to 2^37 - 1; x[i] is at position at + i * bytes of an element /
+     * 2 */
     int64_t at;
     /* blocks with a smaller sum of squares are not recorded */
     double from;
@@ -114,11 +147,11 @@ struct zr_host_kernels {
     /* dst[i] = dst[i] + src[i] */
     void (*add)(float *dst, const float *src, int64_t n);
     /* Adds to acc, for each block of ZR_NORM_BLOCK elements, the block's sum of squares in double. The last
-     * block is padded with zeros. x must start on a block boundary of its tensor.
+     * block is padded with zeros. x is F32 or BF16, and must start on a block boundary of its tensor.
      *
      *     a[j] = x[j]^2 + x[j+8]^2 + x[j+16]^2 + x[j+24]^2 for j in 0..7, in that order
      *     sum  = ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)) */
-    void (*sum_squares)(struct zr_exact_sum *acc, const float *x, int64_t n);
+    void (*sum_squares)(struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype, int64_t n);
     /* dst[i] = the greatest of src[0][i], ..., src[n_src-1][i], with its bits. NaN is greater than any
      * number. Of several NaNs the last one is taken, and of equal numbers, such as 0 and -0, the first. n_src
      * is 1 to ZR_MAX_SOURCES. dst and the sources are of one dtype, F32 or BF16; dst may be one of the
@@ -132,6 +165,12 @@ struct zr_host_kernels {
     void (*scale)(float *x, int64_t n, float factor);
     /* param_dtype is F32 or BF16. */
     void (*update)(const struct zr_update *u);
+    /* dst[i] = dst[i] + src[i] in bf16: the sum in fp32, rounded at random with noise of the kind
+     * ZR_NOISE_SUM. */
+    void (*add_rounded)(uint16_t *dst, const float *src, int64_t n, const struct zr_rounding *rounding);
+    /* Source and destination do not overlap. */
+    void (*encode)(const struct zr_coded *to, const float *src, int64_t n);
+    void (*decode)(float *dst, const struct zr_coded *from, int64_t n);
 };
 
 /* Returns the table for isa, or NULL if this CPU or build does not have it. */
@@ -288,8 +327,8 @@ struct zr_device_ops {
     int (*sum_ranges)(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
                       const void *const *src, int n_src, enum zero_dtype st);
     /* largest is copied. NULL: no block is recorded. */
-    int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                       const struct zr_largest *largest);
+    int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                       int64_t n, const struct zr_largest *largest);
     /* The array src is copied. */
     int (*maximum)(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
                    int64_t n);
@@ -303,6 +342,11 @@ struct zr_device_ops {
      * copied. */
     int (*update_spans)(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
                         int n_spans);
+    /* The structs are copied. */
+    int (*add_rounded)(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                       const struct zr_rounding *rounding);
+    int (*encode)(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n);
+    int (*decode)(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n);
     /* Begin and end of a step's agreement (agreement.h). The arguments are copied. */
     int (*agree_begin)(struct zr_stream *s, const struct zr_agree_begin *b);
     int (*agree_end)(struct zr_stream *s, const struct zr_agree_end *e);

@@ -124,16 +124,48 @@ int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f)
     return f->elems;
 }
 
+int64_t zr_plan_master_size(const struct zr_flat *f)
+{
+    if (!f->trainable || f->dtype == ZERO_F32 || f->masters == ZERO_MASTERS_NONE)
+        return 0;
+    return f->masters == ZERO_MASTERS_REMAINDER ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float);
+}
+
+int64_t zr_plan_state_size(const struct zr_flat *f)
+{
+    return f->moments == ZERO_MOMENTS_F32    ? (int64_t)sizeof(float)
+           : f->moments == ZERO_MOMENTS_BF16 ? (int64_t)sizeof(uint16_t)
+                                             : 1;
+}
+
+int64_t zr_plan_scales_at(const struct zr_plan *p, const struct zr_flat *f, int state)
+{
+    return p->state_at[state * p->layout->n_flats + (f - p->layout->flats)] + zr_plan_kept_elems(p, f);
+}
+
 bool zr_plan_saves(const struct zr_flat *f, int kind)
 {
     if (kind == -2)
         return !f->trainable || f->dtype != ZERO_F32;
-    return f->trainable && kind < f->n_states;
+    if (kind == -1)
+        return f->trainable && (f->dtype == ZERO_F32 || zr_plan_master_size(f));
+    return f->trainable && kind % ZR_MAX_STATES < f->n_states &&
+           (kind < ZR_SCALE(0) || f->moments == ZERO_MOMENTS_Q8);
 }
 
-int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind)
+int64_t zr_plan_saved_size(const struct zr_flat *f, int kind)
 {
-    return f->fine_elems * (kind == -2 ? zr_dtype_bytes(f->dtype) : (int64_t)sizeof(float));
+    if (kind == -1 && zr_plan_master_size(f))
+        return zr_plan_master_size(f);
+    if (kind < 0)
+        return zr_dtype_bytes(f->dtype);
+    return kind < ZR_SCALE(0) ? zr_plan_state_size(f) : (int64_t)sizeof(uint16_t);
+}
+
+int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind, int64_t elems)
+{
+    int64_t n = kind < ZR_SCALE(0) ? elems : elems / ZR_Q8_BLOCK;
+    return zr_round_up(n * zr_plan_saved_size(f, kind), (int64_t)sizeof(float));
 }
 
 /* ---- placing ---- */
@@ -274,26 +306,29 @@ static void count_states(struct zr_plan *p)
         p->n_states = (int32_t)zr_max(p->n_states, p->layout->flats[i].n_states);
 }
 
+/* Returns the bytes of a state of the elements that a rank keeps: 8-bit codes have their scales behind
+ * them. */
+static int64_t state_bytes(const struct zr_plan *p, const struct zr_flat *f)
+{
+    const int64_t n = zr_plan_kept_elems(p, f), scales = f->moments == ZERO_MOMENTS_Q8 ? n / ZR_Q8_BLOCK : 0;
+    return n * zr_plan_state_size(f) + scales * (int64_t)sizeof(uint16_t);
+}
+
 static void place_state(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
-        p->master_at[i] = -1;
-        if (f->trainable && f->dtype != ZERO_F32) {
-            p->master_at[i] = p->master_elems;
-            p->master_elems += zr_plan_kept_elems(p, f);
-        }
-        for (int s = 0; s < p->n_states; s++) {
-            bool has = s < f->n_states;
-            p->state_at[s * l->n_flats + i] = has ? p->state_elems[s] : -1;
-            p->state_elems[s] += has ? zr_plan_kept_elems(p, f) : 0;
-        }
+        const int64_t master_size = zr_plan_master_size(f);
+        p->master_at[i] = master_size ? take(&p->master_bytes, zr_plan_kept_elems(p, f) * master_size) : -1;
+        for (int s = 0; s < p->n_states; s++)
+            p->state_at[s * l->n_flats + i] =
+                s < f->n_states ? take(&p->state_bytes[s], state_bytes(p, f)) : -1;
     }
     for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
-        for (int kind = -2; kind < p->n_states; kind++)
+        for (int kind = -2; kind < ZR_N_KINDS; kind++)
             if (zr_plan_saves(&l->flats[i], kind) && !l->flats[i].copy)
-                p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
+                p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind, l->flats[i].fine_elems);
     p->snapshot_buffers_at = p->snapshot_bytes;
     p->snapshot_bytes += opt->save_async ? l->buffer_bytes : 0;
     /* a snapshot is made by all pipeline stages, even by one that owns nothing */
@@ -304,12 +339,15 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
     p->shard_digests_at = p->words_bytes = zr_round_up(p->words_bytes, (int64_t)sizeof(uint64_t));
     if (p->tp > 1 && opt->compares_tp)
         p->words_bytes += l->n_tensors * (int64_t)sizeof(struct zr_shard_digest);
-    p->host_bytes = p->snapshot_bytes + p->words_bytes;
     p->bytes[ZR_MEM_SNAPSHOT] = p->snapshot_bytes;
     p->bytes[ZR_MEM_EXCHANGE] += p->words_bytes;
-    p->bytes[ZR_MEM_MASTER] = p->master_elems * (int64_t)sizeof(float);
+    p->bytes[ZR_MEM_MASTER] = p->master_bytes;
     for (int s = 0; s < p->n_states; s++)
-        p->bytes[ZR_MEM_MOMENTS] += p->state_elems[s] * (int64_t)sizeof(float);
+        p->bytes[ZR_MEM_MOMENTS] += p->state_bytes[s];
+    p->states = opt->states;
+    p->host_bytes = p->snapshot_bytes + p->words_bytes;
+    if (p->states == ZERO_STATES_HOST)
+        p->host_bytes += p->bytes[ZR_MEM_MASTER] + p->bytes[ZR_MEM_MOMENTS];
 }
 
 /* Most calls of an assumed order. */

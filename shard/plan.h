@@ -159,17 +159,20 @@ struct zr_plan {
      * opt->cp_scratch_bytes of the first two are the communicators'. */
     int64_t tp_bytes, cp_bytes, pipe_bytes, tied_bytes;
 
-    /* Optimizer state, in device memory outside the arenas. */
-    /* (n_flats) Element in the master array. -1: f32 parameters, which are their own masters, or frozen. */
+    /* Optimizer state, outside the arenas. */
+    /* As in the options. */
+    enum zero_states states;
+    /* (n_flats) Offset of the flat's region in the master array. -1: it has none (zr_plan_master_size). */
     int64_t *master_at;
-    /* fp32 elements. */
-    int64_t master_elems;
+    /* Bytes of the master array. */
+    int64_t master_bytes;
     /* Most states of any flat. */
     int32_t n_states;
-    /* fp32 elements of each state's array. */
-    int64_t state_elems[ZR_MAX_STATES];
+    /* Bytes of each state's array. */
+    int64_t state_bytes[ZR_MAX_STATES];
 
-    /* (n_states, n_flats) Element in the state's array. -1: the flat does not have this state. */
+    /* (n_states, n_flats) Offset of the flat's region in the state's array. A region of Q8 has the codes of
+     * all elements, and then a scale for each block of ZR_Q8_BLOCK. -1: the flat does not have this state. */
     int64_t *state_at;
 
     /* Host memory that the device can reach. */
@@ -181,7 +184,7 @@ struct zr_plan {
      * values_bytes of their values. With tp, a struct zr_shard_digest for each tensor follows at
      * shard_digests_at. */
     int64_t words_bytes, shard_digests_at;
-    /* The sum of both; part of total_bytes. */
+    /* The sum of both, and of masters and states that are in host memory; part of total_bytes. */
     int64_t host_bytes;
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
@@ -222,6 +225,13 @@ int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, stru
                           int32_t group_slot);
 /* Returns the most elements of the flat whose optimizer state a rank keeps. */
 int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f);
+/* Return the bytes of an element in the flat's region of the master array, and in those of its states. The
+ * region is of fp32 masters, or of the bits that the weights lack. 0: there is no region, because the weights
+ * are the masters, or the flat is frozen. */
+int64_t zr_plan_master_size(const struct zr_flat *f);
+int64_t zr_plan_state_size(const struct zr_flat *f);
+/* Returns the offset in a state's array of the flat's scales. It has them if its states are Q8. */
+int64_t zr_plan_scales_at(const struct zr_plan *p, const struct zr_flat *f, int state);
 
 /* Return the bytes that a rank takes from others in its group to gather the unit, to reduce it, and to gather
  * its gradient if sums are whole. */
@@ -234,11 +244,13 @@ int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct 
 int64_t zr_plan_outer_sum_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 
-/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read). f32 weights are their own
- * masters and are held once. */
+/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read, or ZR_SCALE(i)). f32 weights
+ * are their own masters and are held once. */
 bool zr_plan_saves(const struct zr_flat *f, int kind);
-/* Returns the bytes that a rank's snapshot reserves for the value. */
-int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind);
+/* Returns the bytes of such a value as a rank keeps it. */
+int64_t zr_plan_saved_size(const struct zr_flat *f, int kind);
+/* Returns the bytes that a snapshot reserves for the values of elems elements. */
+int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind, int64_t elems);
 
 /* Whether the flat takes part in gathers of its unit. A frozen flat of a resident unit does not, because it
  * never changes. */

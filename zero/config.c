@@ -5,6 +5,7 @@
 #include "comm/meet/rendezvous.h"
 #include "kernels/alloc.h"
 #include "shard/plan.h"
+#include "shard/tp_cut.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -399,13 +400,29 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
 /* Refuses what this version does not do yet. */
 static int refuse_unbuilt(const struct zr_options *o)
 {
-    const char *field = o->grad_sum_dtype == ZERO_BF16    ? "grad_sum_dtype"
-                        : o->states != ZERO_STATES_DEVICE ? "states"
-                                                          : NULL;
-    for (int32_t i = 0; i < o->n_optims; i++)
-        field = o->optim[i].masters ? "masters" : o->optim[i].moments ? "moments" : field;
+    const char *field = o->grad_sum_dtype == ZERO_BF16  ? "grad_sum_dtype"
+                        : o->states == ZERO_STATES_FILE ? "states"
+                                                        : NULL;
     return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
                  : 0;
+}
+
+/* Refuses 8-bit states of tensors whose blocks tp would cut, because a block has one scale. */
+static int check_q8_cuts(const struct zr_options *o, const struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        const struct zr_tp_cut cut = zr_tp_of_tensor(&t[i], o->tp);
+        const int64_t run = zr_tp_run_elems(&cut), one_layer = cut.part_elems / zr_max(t[i].n_layers, 1);
+        const bool is_cut = run % ZR_Q8_BLOCK || (run < one_layer && zr_tp_run_stride(&cut) % ZR_Q8_BLOCK);
+        if (cut.parts > 1 && t[i].grad && t[i].n_states && t[i].moments == ZERO_MOMENTS_Q8 && is_cut)
+            return zr_fail(
+                ZERO_ERR_ARG,
+                "tensors[%d] (%s): moments is q8, which has blocks of %d elements, but tp %d cuts the "
+                "tensor into runs of %lld elements; allowed: runs of whole blocks, or a parameter "
+                "group with moments bf16 or f32",
+                i, t[i].name, ZR_Q8_BLOCK, o->tp, (long long)run);
+    }
+    return 0;
 }
 
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
@@ -415,11 +432,12 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
     struct zr_placement place;
     int err = refuse_unbuilt(o);
     err = err ? err : zr_placement_in(o, world, &place);
+    apply_groups(o, tensors, n_tensors);
+    err = err ? err : check_q8_cuts(o, tensors, n_tensors);
     if (err) {
         zr_tensors_free(tensors, n_tensors);
         return err;
     }
-    apply_groups(o, tensors, n_tensors);
     /* Here guards cannot protect the memory behind a gradient, so gaps in the layout detect writes to it. */
     bool gaps = o->check && place.model_holds && config->user.device != ZERO_DEVICE_CUDA;
     return zr_layout_make(tensors, n_tensors, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,

@@ -89,12 +89,12 @@ static int64_t on_gpu(int64_t bytes)
 static int64_t gpu_bytes(const struct zero_ctx *z)
 {
     const struct zr_plan *p = z->plan;
-    const int64_t size = sizeof(float);
     int64_t bytes = on_gpu(p->gather_bytes) + on_gpu(p->reduce_bytes) + on_gpu(p->control_bytes) +
-                    on_gpu(p->tp_bytes) + on_gpu(p->cp_bytes) + on_gpu(p->pipe_bytes) +
-                    on_gpu(p->tied_bytes) + on_gpu(p->master_elems * size);
-    for (int i = 0; i < p->n_states; i++)
-        bytes += on_gpu(p->state_elems[i] * size);
+                    on_gpu(p->tp_bytes) + on_gpu(p->cp_bytes) + on_gpu(p->pipe_bytes) + on_gpu(p->tied_bytes);
+    if (p->states == ZERO_STATES_DEVICE)
+        bytes += on_gpu(p->master_bytes);
+    for (int i = 0; i < p->n_states && p->states == ZERO_STATES_DEVICE; i++)
+        bytes += on_gpu(p->state_bytes[i]);
     return bytes +
            (z->config.options.check && !p->placement.model_holds ? zr_bracket_copies_need(z->layout) : 0);
 }

@@ -161,6 +161,21 @@ static void report_groups(const struct zero_ctx *z)
     }
 }
 
+/* Says where masters and states are, if that is not the device's memory. */
+static void report_states(const struct zero_ctx *z)
+{
+    const struct zr_plan *p = z->plan;
+    struct zr_log *log = z->config.options.log;
+    if (p->states == ZERO_STATES_DEVICE || z->world.rank != 0)
+        return;
+    if (z->device->ops->compute_on_caller)
+        zr_info(log, "states is host, but the device is the host: masters and states are where they always "
+                     "are");
+    else
+        zr_info(log, "masters and states are in host memory: %lld bytes per rank",
+                (long long)(p->bytes[ZR_MEM_MASTER] + p->bytes[ZR_MEM_MOMENTS]));
+}
+
 void zr_wrap_report(struct zero_ctx *z)
 {
     zr_info(z->config.options.log, "%s, %s, %lld bytes per rank for %lld parameters", z->plan->placement.name,
@@ -169,6 +184,7 @@ void zr_wrap_report(struct zero_ctx *z)
     report_uncut_tp(z);
     report_bubble(z);
     report_groups(z);
+    report_states(z);
     report_how_gradients_add_up(z);
     report_default_stream(z);
     report_wire_dtype(z);

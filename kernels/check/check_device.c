@@ -244,19 +244,20 @@ static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
     return s->check->inner->ops->agree_end(s->inner, e);
 }
 
-static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                       const struct zr_largest *largest)
+static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                       int64_t n, const struct zr_largest *largest)
 {
+    ZR_TRY(zr_check_dtype("sum_squares", dtype));
     struct zr_line *l = zr_check_issue(s, "sum_squares");
     const struct zr_access used[] = {
-        {x, n * (int64_t)sizeof *x, false}, {acc, sizeof *acc, false}, {acc, sizeof *acc, true}};
+        {x, n * zr_dtype_bytes(dtype), false}, {acc, sizeof *acc, false}, {acc, sizeof *acc, true}};
     zr_shadow_touch(&s->check->rec, l, used, 3);
     if (largest) {
         zr_shadow_read(&s->check->rec, l, largest->word, sizeof *largest->word);
         zr_shadow_write(&s->check->rec, l, largest->word, sizeof *largest->word);
     }
     zr_check_issued(s);
-    return s->check->inner->ops->sum_squares(s->inner, acc, x, n, largest);
+    return s->check->inner->ops->sum_squares(s->inner, acc, x, dtype, n, largest);
 }
 
 static int maximum(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
@@ -287,17 +288,23 @@ static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_
 
 static void touch_update(struct zr_stream *s, struct zr_line *l, const struct zr_update *u)
 {
-    int64_t bytes = u->n * (int64_t)sizeof(float);
+    const int64_t bytes = u->n * (int64_t)sizeof(float);
+    const int64_t scale_bytes = (u->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK * (int64_t)sizeof *u->scale[0];
     struct zr_access used[] = {{u->scalars, sizeof *u->scalars, false},
-                               {u->grad, bytes, false},
+                               {u->grad, u->n * zr_dtype_bytes(u->grad_dtype), false},
                                {u->master, bytes, true},
+                               {u->remainder, u->n * (int64_t)sizeof *u->remainder, true},
                                {u->param, u->param ? u->n * zr_dtype_bytes(u->param_dtype) : 0, true}};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].at)
             zr_shadow_touch(&s->check->rec, l, &used[i], 1);
     for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
         if (u->state[i])
-            zr_shadow_touch(&s->check->rec, l, &(struct zr_access){u->state[i], bytes, true}, 1);
+            zr_shadow_touch(&s->check->rec, l,
+                            &(struct zr_access){u->state[i], u->n * zr_moments_bytes(u->moments), true}, 1);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+        if (u->scale[i])
+            zr_shadow_touch(&s->check->rec, l, &(struct zr_access){u->scale[i], scale_bytes, true}, 1);
 }
 
 static int update(struct zr_stream *s, const struct zr_update *u)
@@ -319,6 +326,36 @@ static int update_spans(struct zr_stream *s, const struct zr_update *u, const st
     }
     zr_check_issued(s);
     return s->check->inner->ops->update_spans(s->inner, u, spans, n_spans);
+}
+
+static int add_rounded(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                       const struct zr_rounding *rounding)
+{
+    ZR_TRY(zr_check_count("add_rounded", "n", n));
+    note(s, "add_rounded", src, n * (int64_t)sizeof *src, dst, n * (int64_t)sizeof *dst, true);
+    return s->check->inner->ops->add_rounded(s->inner, dst, src, n, rounding);
+}
+
+static int encode(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n)
+{
+    ZR_TRY(zr_check_coded("encode", to, n));
+    const struct zr_access used[] = {{src, n * (int64_t)sizeof *src, false},
+                                     {to->at, n * zr_coding_bytes(to->coding), true},
+                                     {to->beside, zr_coding_bytes_beside(to->coding, n), true}};
+    zr_shadow_touch(&s->check->rec, zr_check_issue(s, "encode"), used, 3);
+    zr_check_issued(s);
+    return s->check->inner->ops->encode(s->inner, to, src, n);
+}
+
+static int decode(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n)
+{
+    ZR_TRY(zr_check_coded("decode", from, n));
+    const struct zr_access used[] = {{from->at, n * zr_coding_bytes(from->coding), false},
+                                     {from->beside, zr_coding_bytes_beside(from->coding, n), false},
+                                     {dst, n * (int64_t)sizeof *dst, true}};
+    zr_shadow_touch(&s->check->rec, zr_check_issue(s, "decode"), used, 3);
+    zr_check_issued(s);
+    return s->check->inner->ops->decode(s->inner, dst, from, n);
 }
 
 static void ask_while_waiting(struct zr_device *dev, int (*ask)(void *arg), void *arg)
@@ -369,11 +406,14 @@ static const struct zr_device_ops check_ops = {
     .scale = scale,
     .update = update,
     .update_spans = update_spans,
+    .add_rounded = add_rounded,
+    .encode = encode,
+    .decode = decode,
     .agree_begin = agree_begin,
     .agree_end = agree_end,
 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 42,
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 45,
                "a device has another call now: it must be passed on here");
 
 int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)

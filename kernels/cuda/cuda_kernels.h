@@ -27,8 +27,9 @@ cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src,
 cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums,
                                const void *const *src, int n_src, enum zero_dtype st);
 /* most_blocks: blocks that the GPU runs at once. */
-cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                                const struct zr_largest *largest, int most_blocks);
+cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const void *x,
+                                enum zero_dtype dtype, int64_t n, const struct zr_largest *largest,
+                                int most_blocks);
 cudaError_t zr_cuda_maximum(cudaStream_t s, void *dst, const void *const *src, int n_src,
                             enum zero_dtype dtype, int64_t n);
 cudaError_t zr_cuda_digest(cudaStream_t s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first,
@@ -36,6 +37,10 @@ cudaError_t zr_cuda_digest(cudaStream_t s, uint64_t *sum, const void *at, int64_
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars);
 cudaError_t zr_cuda_update_spans(cudaStream_t s, const struct zr_update *u,
                                  const struct zr_update_span *spans, int n_spans);
+cudaError_t zr_cuda_add_rounded(cudaStream_t s, uint16_t *dst, const float *src, int64_t n,
+                                const struct zr_rounding *rounding);
+cudaError_t zr_cuda_encode(cudaStream_t s, const struct zr_coded *to, const float *src, int64_t n);
+cudaError_t zr_cuda_decode(cudaStream_t s, float *dst, const struct zr_coded *from, int64_t n);
 cudaError_t zr_cuda_agree_begin(cudaStream_t s, const struct zr_agree_begin *b);
 cudaError_t zr_cuda_agree_end(cudaStream_t s, const struct zr_agree_end *e);
 

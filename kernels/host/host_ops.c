@@ -273,17 +273,18 @@ static void sum_squares_op(void *arg)
 {
     const struct squares_args *q = arg;
     const struct args *a = &q->a;
-    a->k->sum_squares(a->dst, a->src, a->n);
+    a->k->sum_squares(a->dst, a->src, a->src_dtype, a->n);
     if (q->largest.word)
-        zr_largest_record(&q->largest, a->dst, a->src, a->n);
+        zr_largest_record(&q->largest, a->dst, a->src, a->src_dtype, a->n);
 }
 
-int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                        const struct zr_largest *largest)
+int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                        int64_t n, const struct zr_largest *largest)
 {
-    struct squares_args a = {.a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n}};
+    struct squares_args a = {.a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n, .src_dtype = dtype}};
     if (largest)
         a.largest = *largest;
+    ZR_TRY(zr_check_dtype("sum_squares", dtype));
     ZR_TRY(zr_check_count("sum_squares", "n", n));
     zr_host_put(s, sum_squares_op, &a, sizeof a);
     return 0;
@@ -335,6 +336,59 @@ int zr_host_update_spans(struct zr_stream *s, const struct zr_update *u, const s
         err = zr_host_update(s, &part);
     }
     return err;
+}
+
+struct rounded_args {
+    struct args a;
+    struct zr_rounding rounding;
+};
+
+static void add_rounded_op(void *arg)
+{
+    const struct rounded_args *r = arg;
+    r->a.k->add_rounded(r->a.dst, r->a.src, r->a.n, &r->rounding);
+}
+
+int zr_host_add_rounded(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                        const struct zr_rounding *rounding)
+{
+    struct rounded_args r = {{.k = s->dev->kernels, .dst = dst, .src = src, .n = n}, *rounding};
+    ZR_TRY(zr_check_count("add_rounded", "n", n));
+    zr_host_put(s, add_rounded_op, &r, sizeof r);
+    return 0;
+}
+
+struct coded_args {
+    struct args a;
+    struct zr_coded coded;
+};
+
+static void encode_op(void *arg)
+{
+    const struct coded_args *c = arg;
+    c->a.k->encode(&c->coded, c->a.src, c->a.n);
+}
+
+int zr_host_encode(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n)
+{
+    struct coded_args c = {{.k = s->dev->kernels, .src = src, .n = n}, *to};
+    ZR_TRY(zr_check_coded("encode", to, n));
+    zr_host_put(s, encode_op, &c, sizeof c);
+    return 0;
+}
+
+static void decode_op(void *arg)
+{
+    const struct coded_args *c = arg;
+    c->a.k->decode(c->a.dst, &c->coded, c->a.n);
+}
+
+int zr_host_decode(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n)
+{
+    struct coded_args c = {{.k = s->dev->kernels, .dst = dst, .n = n}, *from};
+    ZR_TRY(zr_check_coded("decode", from, n));
+    zr_host_put(s, decode_op, &c, sizeof c);
+    return 0;
 }
 
 static void agree_write_op(void *arg)

@@ -116,8 +116,9 @@ struct zr_sim_options {
      * 0: all. */
     unsigned comm_flaws, flawed_roles;
 
-    /* Speeds. With memory_bytes_per_s 0, device operations take no time. */
-    double memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s;
+    /* Speeds. With memory_bytes_per_s 0, device operations take no time. states_bytes_per_s: of the memory
+     * that has masters and states. 0: they are in the device's memory. */
+    double memory_bytes_per_s, states_bytes_per_s, near_bytes_per_s, far_bytes_per_s;
     int64_t launch_ns, near_ns, far_ns;
     int ranks_per_node;
     enum zr_sim_links links;

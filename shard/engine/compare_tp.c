@@ -54,8 +54,8 @@ static int add_weights(struct digesting *d, int32_t tensor)
         if (from >= end)
             continue;
         ZR_TRY(add_bytes(d, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype)));
-        if (t->grad && f->dtype != ZERO_F32)
-            ZR_TRY(add_bytes(d, zr_engine_master_at(e, f, from), (end - from) * (int64_t)sizeof(float)));
+        if (zr_plan_master_size(f))
+            ZR_TRY(add_bytes(d, zr_engine_master_at(e, f, from), (end - from) * zr_plan_master_size(f)));
     }
     return 0;
 }
@@ -245,7 +245,7 @@ static int digest_gradient(struct zr_engine *e, int32_t tensor, struct zr_shard_
             continue;
         const char *x = zr_sum_at(e, f, 0) + (from - own.first) * zr_sum_size(f);
         ZR_TRY(add_bytes(&d, x, (end - from) * zr_sum_size(f)));
-        ZR_TRY(e->dev->ops->sum_squares(e->reduce_stream, &sum->squares, (const float *)x, end - from, NULL));
+        ZR_TRY(e->dev->ops->sum_squares(e->reduce_stream, &sum->squares, x, ZERO_F32, end - from, NULL));
     }
     return e->dev->ops->copy(e->reduce_stream, to, sum, sizeof *sum);
 }

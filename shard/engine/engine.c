@@ -41,18 +41,26 @@ char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int
            (first - zr_engine_inner(e, f).first) * size;
 }
 
-float *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
+char *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first)
 {
     int64_t at = e->plan->master_at[f - e->layout->flats];
     if (at < 0)
-        return (float *)zr_engine_param_at(e, f, first);
-    return e->master + at + (first - zr_engine_kept(e, f).first);
+        return zr_engine_param_at(e, f, first);
+    return e->master + at + (first - zr_engine_kept(e, f).first) * zr_plan_master_size(f);
 }
 
-float *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first)
+char *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first)
 {
     int64_t at = e->plan->state_at[i * e->layout->n_flats + (f - e->layout->flats)];
-    return e->state[i] + at + (first - zr_engine_kept(e, f).first);
+    return e->state[i] + at + (first - zr_engine_kept(e, f).first) * zr_plan_state_size(f);
+}
+
+uint16_t *zr_engine_scales_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first)
+{
+    if (f->moments != ZERO_MOMENTS_Q8)
+        return NULL;
+    return (uint16_t *)(e->state[i] + zr_plan_scales_at(e->plan, f, i)) +
+           (first - zr_engine_kept(e, f).first) / ZR_Q8_BLOCK;
 }
 
 /* ---- opening ---- */
@@ -95,17 +103,39 @@ static int open_arenas(struct zr_engine *e)
     return zr_tied_allocate(e);
 }
 
+/* Whether masters and states are in host memory, where a GPU's kernels read and write them. On the host all
+ * memory is host memory. */
+static bool states_on_host(const struct zr_engine *e)
+{
+    return e->plan->states == ZERO_STATES_HOST && !e->dev->ops->compute_on_caller;
+}
+
+/* Allocates masters, or states. */
+static int alloc_states(struct zr_engine *e, int64_t bytes, char **out)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    void *base = NULL;
+    ZR_TRY((states_on_host(e) ? d->host_alloc : d->alloc)(e->dev, bytes, &base));
+    *out = base;
+    return 0;
+}
+
+static void free_states(struct zr_engine *e, char *at, int64_t bytes)
+{
+    const struct zr_device_ops *d = e->dev->ops;
+    if (at)
+        (states_on_host(e) ? d->host_free : d->free)(e->dev, at, bytes);
+}
+
 /* Allocates memory, and counts it. */
 static int open_memory(struct zr_engine *e)
 {
     const struct zr_plan *p = e->plan;
     void *base;
     ZR_TRY(open_arenas(e));
-    if (p->master_elems) {
-        int64_t bytes = p->master_elems * (int64_t)sizeof(float);
-        ZR_TRY(e->dev->ops->alloc(e->dev, bytes, &base));
-        e->master = base;
-        e->master_bytes = e->m.allocated[ZR_MEM_MASTER] = bytes;
+    if (p->master_bytes) {
+        ZR_TRY(alloc_states(e, p->master_bytes, &e->master));
+        e->m.allocated[ZR_MEM_MASTER] = p->master_bytes;
     }
     ZR_TRY(e->dev->ops->host_alloc(e->dev, p->words_bytes, &base));
     e->agreed = base;
@@ -116,11 +146,9 @@ static int open_memory(struct zr_engine *e)
         e->snapshot = base;
     }
     for (int i = 0; i < p->n_states; i++) {
-        int64_t bytes = p->state_elems[i] * (int64_t)sizeof(float);
-        ZR_TRY(e->dev->ops->alloc(e->dev, bytes, &base));
-        e->state[i] = base;
-        e->m.allocated[ZR_MEM_MOMENTS] += bytes;
-        ZR_TRY(e->dev->ops->zero(e->compute, base, bytes));
+        ZR_TRY(alloc_states(e, p->state_bytes[i], &e->state[i]));
+        e->m.allocated[ZR_MEM_MOMENTS] += p->state_bytes[i];
+        ZR_TRY(e->dev->ops->zero(e->compute, e->state[i], p->state_bytes[i]));
     }
     return e->dev->ops->stream_sync(e->compute);
 }
@@ -212,6 +240,7 @@ static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
     ZR_TRY(zr_jobs_open(e));
     ZR_TRY(zr_steps_open(e));
     ZR_TRY(zr_tuning_open(e));
+    ZR_TRY(zr_rounding_open(e));
     ZR_TRY(zr_room_open(e));
     ZR_TRY(zr_events_open(e->dev, e->plan, &e->ev));
     if (e->plan->snapshot_bytes)
@@ -265,15 +294,13 @@ static void close_device_side(struct zr_engine *e)
     zr_engine_all_close(e);
     for (int32_t i = 0; i < e->ev.n; i++)
         d->event_close(e->ev.all[i]);
-    if (e->master)
-        d->free(e->dev, e->master, e->master_bytes);
+    free_states(e, e->master, e->plan->master_bytes);
     if (e->snapshot)
         d->host_free(e->dev, e->snapshot, e->plan->snapshot_bytes);
     if (e->agreed)
         d->host_free(e->dev, e->agreed, e->plan->words_bytes);
     for (int i = 0; i < ZR_MAX_STATES; i++)
-        if (e->state[i])
-            d->free(e->dev, e->state[i], e->plan->state_elems[i] * (int64_t)sizeof(float));
+        free_states(e, e->state[i], e->plan->state_bytes[i]);
     zr_timeline_close(e->timeline);
 }
 

@@ -17,7 +17,8 @@ double zr_unclipped_scale(const struct zr_engine *e, const struct zr_tuned *tune
 struct squares {
     struct zr_engine *e;
     const struct zr_tuned *tuned;
-    const float *x;
+    const char *x;
+    enum zero_dtype dtype;
     int64_t n;
 };
 
@@ -31,8 +32,8 @@ static int put_squares(struct squares *q)
     struct zr_own_squares *own = zr_engine_norm_at(e);
     double from = ldexp(ZR_MAX_NORM_TO_SQUARE / fabs(zr_unclipped_scale(e, q->tuned)), -20);
     const struct zr_largest largest = {
-        .word = &own->largest, .at = q->x - (const float *)e->reduce_base, .from = from * from};
-    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;
+        .word = &own->largest, .at = (q->x - e->reduce_base) / 2, .from = from * from};
+    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->dtype, q->n, &largest) : 0;
 }
 
 /* Joins ranges that lie end to end into one operation, which is one kernel launch on a GPU. Ranges may only
@@ -40,11 +41,13 @@ static int put_squares(struct squares *q)
 static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct squares *q = arg;
-    const float *x = (const float *)zr_sum_at(q->e, f, 0) + (first - zr_engine_fine(q->e, f).first);
+    const int64_t size = zr_sum_size(f);
+    const char *x = zr_sum_at(q->e, f, 0) + (first - zr_engine_fine(q->e, f).first) * size;
     (void)p;
-    if (q->n == 0 || q->x + q->n != x || q->n % ZR_NORM_BLOCK) {
+    if (q->n == 0 || q->dtype != f->sum_dtype || q->x + q->n * size != x || q->n % ZR_NORM_BLOCK) {
         ZR_TRY(put_squares(q));
         q->x = x;
+        q->dtype = f->sum_dtype;
         q->n = 0;
     }
     q->n += n;
@@ -74,7 +77,7 @@ static bool keeps_squares(const struct zr_engine *e)
     bool keeps = false;
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[i];
-        keeps |= f->optimizer && zr_optimizer_kind(f->optimizer)->keeps_squares;
+        keeps |= f->optimizer && zr_optimizer_kind(f->optimizer)->squares >= 0;
     }
     return keeps;
 }
@@ -146,7 +149,7 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
 struct updating {
     struct zr_engine *e;
     const struct zr_job *job;
-    const float *grad;  /* at the flat's first kept element */
+    const char *grad;   /* at the flat's first kept element */
     int64_t first_kept; /* first kept element of the flat */
     /* Spans that are still to be updated, in the flat's arrays from the first span's first element on. */
     struct zr_update u;
@@ -207,11 +210,11 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
                            .first = p->layer * p->n + (first - p->first),
                            .n = k->n,
                            .master = k->master,
-                           .grad = k->grad,
+                           .grad = (float *)k->grad,
                            .lr = k->lr,
                            .t = k->t}};
     for (int i = 0; i < f->n_states; i++)
-        c.u.state[i] = zr_engine_state_at(e, f, i, first);
+        c.u.state[i] = (float *)zr_engine_state_at(e, f, i, first);
     ZR_TRY(d->scale(e->reduce_stream, (float *)k->grad, k->n, k->scalars));
     if (d->host_memory) {
         int64_t bytes = k->n * (int64_t)sizeof(float);
@@ -227,9 +230,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
         ZR_TRY(await_norm(e));
         call_user(&c);
     }
-    if (k->param != k->master)
-        ZR_TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZERO_F32, k->n));
-    return 0;
+    return k->param == k->master ? 0 : zr_params_from_masters(e, f, first, k->n, k->master);
 }
 
 /* Whether two updates agree in everything that is not part of a span. */
@@ -247,8 +248,13 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     struct zr_engine *e = up->e;
     const struct zr_tensor *t = &e->layout->tensors[p->tensor];
     const struct zr_optim *group = &up->job->tuned->optim[t->group];
+    const bool wide = f->masters == ZERO_MASTERS_F32;
+    char *master = zr_engine_master_at(e, f, first);
     struct zr_update k = {.kind = f->optimizer,
                           .param_dtype = f->dtype,
+                          .masters = f->masters,
+                          .moments = f->moments,
+                          .grad_dtype = ZERO_F32,
                           .lr = up->job->lr * group->lr_scale,
                           .beta1 = group->beta1,
                           .beta2 = group->beta2,
@@ -258,14 +264,17 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
                           .c2 = 1,
                           .t = up->job->t,
                           .n = n,
-                          .master = zr_engine_master_at(e, f, first),
+                          .master = wide ? (float *)master : NULL,
+                          .remainder = f->masters == ZERO_MASTERS_REMAINDER ? (uint16_t *)master : NULL,
                           .param = zr_engine_param_at(e, f, first),
-                          .grad = up->grad + (first - up->first_kept),
+                          .grad = up->grad + (first - up->first_kept) * zr_sum_size(f),
                           .scalars = zr_engine_scalars(e)};
     if (!f->optimizer)
         return update_by_user(up, &k, f, p, first);
-    for (int i = 0; i < f->n_states; i++)
+    for (int i = 0; i < f->n_states; i++) {
         k.state[i] = zr_engine_state_at(e, f, i, first);
+        k.scale[i] = zr_engine_scales_at(e, f, i, first);
+    }
     if (zr_optimizer_kind(f->optimizer)->bias_correction) {
         /* Computed in float, like the loops of C models. */
         k.c1 = 1.0f - powf(k.beta1, (float)k.t);
@@ -279,22 +288,23 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
         ZR_TRY(put_update(up));
     if (up->n_spans == 0)
         up->u = k;
-    int64_t at = k.grad - up->u.grad;
-    up->span[up->n_spans++] = (struct zr_update_span){at, n, k.lr, k.decay};
+    int64_t at = (const float *)k.grad - (const float *)up->u.grad;
+    up->span[up->n_spans++] = (struct zr_update_span){
+        at, n, k.lr, k.decay, zr_rounding_from(e, p, first - p->first, up->job->begun)};
     up->u.n = at + n;
     return up->n_spans == ZR_MAX_SPANS ? put_update(up) : 0;
 }
 
 /* Returns the reduced gradient of the flat's first kept element. full: where zr_gather_sums has put the
  * flat's, or NULL. */
-static const float *update_grad(const struct zr_engine *e, const struct zr_axis_reduction *last,
-                                const struct zr_flat *f, const float *full)
+static const char *update_grad(const struct zr_engine *e, const struct zr_axis_reduction *last,
+                               const struct zr_flat *f, const char *full)
 {
     if (full)
         return full;
     if (e->plan->hop[last->axis].sums_whole || e->plan->sum_in_place[f->unit])
-        return (const float *)(e->reduce_base + zr_sum_offset(e, last, f));
-    return (const float *)zr_sum_at(e, f, 0);
+        return e->reduce_base + zr_sum_offset(e, last, f);
+    return zr_sum_at(e, f, 0);
 }
 
 /* If every rank of an axis updates everything, each first gathers the whole reduced gradient of the unit. */
@@ -317,7 +327,7 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
         struct updating up = {.e = e,
                               .job = job,
                               .first_kept = kept.first,
-                              .grad = update_grad(e, &last, &f[i], gathered ? (const float *)full : NULL)};
+                              .grad = update_grad(e, &last, &f[i], gathered ? full : NULL)};
         ZR_TRY(zr_flat_ranges(e->layout, &f[i], kept.first, kept.first + kept.n, update_range, &up));
         ZR_TRY(put_update(&up));
         full += zr_whole_sum_bytes(&last, &f[i]);

@@ -16,6 +16,9 @@ struct zr_steps {
     uint32_t n_calls;
     /* added to n_calls for the number in messages, which goes on after a load */
     int64_t offset;
+    /* steps that were begun, also before a load. Once the last one is settled, t + n_skipped. Noise depends
+     * on it, because t is not known before the last step is settled. */
+    int64_t begun;
     /* states were loaded, so the next zero_step computes the offset anew */
     bool renumber;
     /* a zero_step is under way; n_calls counts it already */
@@ -90,6 +93,7 @@ void zr_steps_facts(const struct zr_engine *e, struct zr_engine_facts *out)
 void zr_engine_set_skipped(struct zr_engine *e, int64_t n)
 {
     e->m.steps->n_skipped = n;
+    e->m.steps->begun = e->m.steps->t + n;
 }
 
 uint64_t zr_engine_least(const struct zr_engine *e)
@@ -103,6 +107,7 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     if (err)
         return err;
     e->m.steps->t = t;
+    e->m.steps->begun = t + e->m.steps->n_skipped;
     for (int32_t u = 0; u < e->layout->n_units; u++)
         e->m.steps->unit_t[u] = t;
     e->m.steps->renumber = true; /* the next zero_step does this, because ranks may load at different times */
@@ -146,6 +151,7 @@ void zr_steps_fill_job(struct zr_engine *e, struct zr_job *job, uint64_t number)
     struct zr_steps *s = e->m.steps;
     const struct zr_action *a = &job->action;
     job->lr = s->lr;
+    job->begun = s->begun + !s->under_way;
     if (a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_UPDATE) {
         job->tuned = zr_tuned_of_job(e, number);
         job->carried = &s->carried;
@@ -248,8 +254,8 @@ static int32_t dp_place_of(const struct zr_engine *e, int32_t rank)
     return place;
 }
 
-/* Returns the name of the tensor whose reduced gradient `rank` has at float number `at` of the arena, counted
- * from its beginning. Returns NULL if `rank` is in another pipeline stage. */
+/* Returns the name of the tensor whose reduced gradient `rank` has at position `at` of the arena, in units of
+ * 2 bytes. Returns NULL if `rank` is in another pipeline stage. */
 static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
 {
     const struct zr_layout *l = e->layout;
@@ -260,7 +266,8 @@ static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         struct zr_span own = zr_flat_span(f, where, ZR_LEVEL_FINE); /* the rank's slice, in elements */
-        int64_t k = f->trainable ? at - zr_plan_sum(e->plan, f, where, 0) / (int64_t)sizeof(float) : -1;
+        const int64_t sum_at = zr_plan_sum(e->plan, f, where, 0) / 2;
+        int64_t k = f->trainable && at >= sum_at ? (at - sum_at) * 2 / (int64_t)sizeof(float) : -1;
         for (int32_t p = f->first_piece; k >= 0 && k < own.n && p < f->first_piece + f->n_pieces; p++)
             if (own.first + k >= l->pieces[p].first && own.first + k < l->pieces[p].first + l->pieces[p].n)
                 return l->tensors[l->pieces[p].tensor].name;
@@ -398,6 +405,7 @@ static int make_step(struct zr_engine *e, float lr, struct zero_step_info *resul
     ZR_TRY(zr_core_take(e->m.core, &ev, e->m.actions, &n));
     zr_model_called(e, &ev);
     e->m.steps->n_calls++;
+    e->m.steps->begun++;
     e->m.steps->under_way = true;
     if (e->m.steps->renumber)
         zr_engine_renumber(e, e->m.steps->t + 1);

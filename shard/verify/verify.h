@@ -145,6 +145,13 @@ struct zr_verify_case {
     int cp, moves;
     /* The communicators move arrays of the model themselves, as NCCL's do. */
     bool arrays;
+    /* enum zero_states: where masters and states are. */
+    int states;
+    /* enum zero_masters and zero_moments: how masters of bf16 tensors and states are kept. If tensors have
+     * several kinds of optimizers, every second kind keeps fp32. */
+    int masters, moments;
+    /* Gradient sums of bf16 tensors are bf16. */
+    bool sums_bf16;
 };
 
 /* Whether the schedule computes the gradients of inputs and of weights in separate actions. */
@@ -189,6 +196,8 @@ void zr_verify_shrink(struct zr_verify_case *c, const struct zr_mutant *mutant, 
 /* Speeds of the simulated machine, for zr_verify_time and zr_verify_scale. */
 struct zr_verify_speed {
     double flops_per_s, memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s;
+    /* Link to the memory that has masters and states. 0: they are in the device's memory. */
+    double states_bytes_per_s;
     int64_t launch_ns, near_ns, far_ns;
     int ranks_per_node, tokens;
     /* Collectives run as NCCL's rings (ZR_SIM_LINKS_RING in kernels/sim/sim_device.h). Otherwise each rank

@@ -125,6 +125,7 @@ static void set_speed(const struct zr_verify_world *v, struct zr_sim_options *o)
     const struct zr_verify_speed *speed = v->speed;
     o->ran = zr_time_ran;
     o->memory_bytes_per_s = speed->memory_bytes_per_s;
+    o->states_bytes_per_s = speed->states_bytes_per_s;
     o->near_bytes_per_s = speed->near_bytes_per_s;
     o->far_bytes_per_s = speed->far_bytes_per_s;
     o->launch_ns = speed->launch_ns;

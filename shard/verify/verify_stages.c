@@ -301,6 +301,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .deterministic = c->deterministic,
                                  .grad_in_place = c->grad_in_place,
                                  .wire_dtype = c->wire_bf16 ? ZERO_BF16 : 0,
+                                 .states = (enum zero_states)c->states,
                                  .order = s->script.order,
                                  .n_order = s->script.n_order,
                                  .order_of_step = zr_in_stages(c),

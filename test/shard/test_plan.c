@@ -136,6 +136,7 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     p->opt.grad_accum_steps = chance(r, 50) ? 1 : 1 + (int)random_below(r, 9);
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
     p->opt.deterministic = chance(r, 50);
+    p->opt.states = chance(r, 30) ? ZERO_STATES_HOST : ZERO_STATES_DEVICE;
     p->opt.grad_in_place = !p->opt.deterministic && chance(r, 50);
     p->opt.wire_dtype = chance(r, 50) ? 0 : chance(r, 50) ? ZERO_F32 : ZERO_BF16;
     if (chance(r, 50)) {
@@ -374,6 +375,21 @@ static int64_t kept_elems(const struct zr_layout *l, const struct zr_flat *f, in
     return copies == 1 ? f->fine_elems : copies == l->world ? f->elems : f->inner_elems;
 }
 
+/* Bytes of a block of 32 elements: of masters beside the weights, and of one state. */
+static int64_t master_bytes(const struct zr_flat *f)
+{
+    static const int64_t bytes[] = {
+        [ZERO_MASTERS_F32] = 128, [ZERO_MASTERS_REMAINDER] = 64, [ZERO_MASTERS_NONE] = 0};
+    return f->trainable && f->dtype != ZERO_F32 ? bytes[f->masters] : 0;
+}
+
+static int64_t state_bytes(const struct zr_flat *f)
+{
+    static const int64_t bytes[] = {
+        [ZERO_MOMENTS_F32] = 128, [ZERO_MOMENTS_BF16] = 64, [ZERO_MOMENTS_Q8] = 32 + 2};
+    return bytes[f->moments];
+}
+
 /* Each flat has a place in the arrays of its optimizer's states, end to end, and in no other. */
 static void check_states(const struct zr_plan *p, int64_t copies)
 {
@@ -386,9 +402,12 @@ static void check_states(const struct zr_plan *p, int64_t copies)
             bool has = f->trainable && s < f->n_states;
             CHECK(s >= p->n_states ? !has : p->state_at[s * l->n_flats + i] == (has ? end : -1),
                   "flat %d, state %d", i, s);
-            end += has ? kept_elems(l, f, copies) : 0;
+            CHECK(!has || f->moments != ZERO_MOMENTS_Q8 ||
+                      zr_plan_scales_at(p, f, s) == end + kept_elems(l, f, copies),
+                  "scales of flat %d", i);
+            end += has ? zr_round_up(kept_elems(l, f, copies) / 32 * state_bytes(f), ZR_PIECE_ALIGN) : 0;
         }
-        CHECK(end == p->state_elems[s] && (end > 0) == (s < p->n_states), "%lld elements of state %d",
+        CHECK(end == p->state_bytes[s] && (end > 0) == (s < p->n_states), "%lld bytes of state %d",
               (long long)end, s);
     }
 }
@@ -405,18 +424,18 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     CHECK(total == p->total_bytes, "%lld, not %lld", (long long)total, (long long)p->total_bytes);
     int64_t states = 0;
     for (int i = 0; i < ZR_MAX_STATES; i++)
-        states += p->state_elems[i];
-    CHECK(total == p->gather_bytes + p->reduce_bytes + p->control_bytes + p->host_bytes +
-                       (p->master_elems + states) * (int64_t)sizeof(float),
+        states += p->state_bytes[i];
+    int64_t host = p->host_bytes - (o->states == ZERO_STATES_HOST ? p->master_bytes + states : 0);
+    CHECK(host == p->snapshot_bytes + p->words_bytes, "%lld", (long long)p->host_bytes);
+    CHECK(total == p->gather_bytes + p->reduce_bytes + p->control_bytes + host + p->master_bytes + states,
           "%lld bytes are not what is allocated", (long long)total);
-    CHECK(p->bytes[ZR_MEM_MOMENTS] == states * (int64_t)sizeof(float), "%lld of states", (long long)states);
+    CHECK(p->bytes[ZR_MEM_MOMENTS] == states, "%lld of states", (long long)states);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
-        bool has = f->trainable && f->dtype != ZERO_F32;
-        CHECK(p->master_at[i] == (has ? master : -1), "flat %d", i);
-        master += has ? kept_elems(l, f, copies) : 0;
+        CHECK(p->master_at[i] == (master_bytes(f) ? master : -1), "flat %d", i);
+        master += zr_round_up(kept_elems(l, f, copies) / 32 * master_bytes(f), ZR_PIECE_ALIGN);
     }
-    CHECK(master == p->master_elems, "%lld", (long long)master);
+    CHECK(master == p->master_bytes, "%lld", (long long)master);
     check_states(p, copies);
     int64_t sums = 0, homes = 0;
     for (int32_t i = 0; i < l->n_flats; i++)
@@ -1378,6 +1397,47 @@ static void hash_covers_the_sums(void **state)
     }
 }
 
+/* Plans AdamW for 2^20 bf16 weights. Returns the bytes that a rank has for 1024 weights. With several ranks
+ * weights and gradients as they are computed do not count. */
+static int64_t bytes_of_1024(enum zero_masters masters, enum zero_moments moments, int stage, int world)
+{
+    struct planned p = {.opt = default_options(stage)};
+    struct zr_tensor *t = calloc(1, sizeof *t);
+    *t = make_tensor("layer", 1 << 20, 0);
+    t->dtype = ZERO_BF16;
+    t->optimizer = ZERO_ADAMW;
+    t->masters = masters;
+    t->moments = moments;
+    lay_out(&p, t, 1, world);
+    assert_int_equal(plan_again(&p), 0);
+    const int64_t *bytes = p.plan->bytes;
+    const int64_t whole = bytes[ZR_MEM_PARAM_SHARDS] + bytes[ZR_MEM_GRAD_SLOTS],
+                  n = (world == 1 ? whole : 0) + bytes[ZR_MEM_GRAD_SHARDS] + bytes[ZR_MEM_MASTER] +
+                      bytes[ZR_MEM_MOMENTS];
+    release(&p);
+    assert_int_equal(n % 1024, 0);
+    return n / 1024;
+}
+
+/* 2 bytes for a weight and 2 for its gradient as it is computed, 4 for the gradient's sum, and masters and
+ * moments. Only scales of blocks make fractions. */
+static void bytes_of_precisions(void **state)
+{
+    static const struct {
+        enum zero_masters masters;
+        enum zero_moments moments;
+        int64_t bytes;
+    } rows[] = {
+        {ZERO_MASTERS_F32, ZERO_MOMENTS_F32, 20480},        {ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_F32, 18432},
+        {ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_BF16, 14336}, {ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_Q8, 12416},
+        {ZERO_MASTERS_NONE, ZERO_MOMENTS_BF16, 12288},      {ZERO_MASTERS_NONE, ZERO_MOMENTS_Q8, 10368}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assert_int_equal(bytes_of_1024(rows[i].masters, rows[i].moments, 0, 1), rows[i].bytes);
+        assert_int_equal(bytes_of_1024(rows[i].masters, rows[i].moments, 3, 4), (rows[i].bytes - 4096) / 4);
+    }
+    (void)state;
+}
+
 static void table_names_everything(void **state)
 {
     struct planned p = {.opt = default_options(3)};
@@ -1454,6 +1514,7 @@ int main(void)
         cmocka_unit_test(an_order_without_backward),
         cmocka_unit_test(hash_covers_the_options),
         cmocka_unit_test(hash_covers_the_sums),
+        cmocka_unit_test(bytes_of_precisions),
         cmocka_unit_test(table_names_everything),
         cmocka_unit_test(out_of_memory_leaves_nothing),
     };

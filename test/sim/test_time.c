@@ -73,6 +73,39 @@ static void overlap_hides_links(void **state)
                 timed(a_case(3, 2, 2), a_speed(1e12, 1e8), NULL).step_ns * 3);
 }
 
+/* ---- masters and states in host memory ---- */
+
+/* Returns how much more of a step is exposed if an update of a unit takes update_ns because of the link to
+ * host memory. Kernels take no other time. */
+static int64_t exposed_by_link(int stage, int world, int64_t update_ns)
+{
+    struct zr_verify_case c = a_case(stage, world, 2);
+    struct zr_verify_speed s = a_speed(1e30, 1e30);
+    int64_t compute_ns = c.n_units * (2 + 4) * (int64_t)1000000;
+    s.memory_bytes_per_s = 1e30;
+    int64_t in_device = run(c, s, NULL, compute_ns).exposed_ns;
+    c.states = ZERO_STATES_HOST;
+    /* Two states of f32 tensors, with masters of bf16 ones: the most that a unit may have. */
+    double bytes = 24.0 * (double)s.unit_elems / (stage ? world : 1);
+    s.states_bytes_per_s = bytes / (double)update_ns * 1e9;
+    return run(c, s, NULL, compute_ns).exposed_ns - in_device;
+}
+
+/* Units are updated in the order of the next forward, which waits for each unit by itself. So only the first
+ * unit's update is exposed if an update takes no longer than a forward. */
+static void only_the_first_update_is_exposed(void **state)
+{
+    const int64_t forward_ns = 2000000, fast_ns = forward_ns * 9 / 10, slow_ns = 3 * forward_ns;
+    for (int stage = 0; stage <= 3; stage++)
+        for (int world = 1; world <= 4; world *= 2) {
+            int64_t rounding_ns = world * 1000; /* slices are rounded up to whole pieces */
+            int64_t exposed_ns = exposed_by_link(stage, world, fast_ns);
+            assert_true(exposed_ns >= fast_ns && exposed_ns <= fast_ns + rounding_ns);
+            exposed_ns = exposed_by_link(stage, world, slow_ns);
+            assert_true(exposed_ns >= slow_ns + 7 * (slow_ns - forward_ns));
+        }
+}
+
 /* ---- groups ---- */
 
 /* Two nodes, each a group of two ranks. For its group, a unit's gradient is 1.024 MB per rank's slice. As
@@ -231,8 +264,8 @@ static void trace_is_written(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(overlap_hides_links), cmocka_unit_test(outer_hides_behind_backward),
-        cmocka_unit_test(stages_stand_as_published), cmocka_unit_test(the_norm_is_waited_for_apart),
-        cmocka_unit_test(trace_is_written)};
+        cmocka_unit_test(overlap_hides_links),          cmocka_unit_test(only_the_first_update_is_exposed),
+        cmocka_unit_test(outer_hides_behind_backward),  cmocka_unit_test(stages_stand_as_published),
+        cmocka_unit_test(the_norm_is_waited_for_apart), cmocka_unit_test(trace_is_written)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,10 +2,10 @@
 /* test_parity.c: random models must train to the same result in every configuration.
  *
  * A seed determines a model: units of odd sizes, f32 and bf16, frozen and trainable, plain and stacked
- * tensors, gradients that are added or overwritten. It also determines the calls: nested, recomputing, a unit
- * used twice or left out, an order that changes, evaluations in between. A gradient depends on the weights
- * that the model reads and on the global micro-batch. So a stale or missing gather, a double or missing
- * reduce, or a wrong pointer changes the result.
+ * tensors, gradients that are added or overwritten, and how masters and moments are kept. It also determines
+ * the calls: nested, recomputing, a unit used twice or left out, an order that changes, evaluations in
+ * between. A gradient depends on the weights that the model reads and on the global micro-batch. So a stale
+ * or missing gather, a double or missing reduce, or a wrong pointer changes the result.
  *
  * The model runs at stages 0 to 3, in several worlds (ranks are threads), prefetch depths and budgets, on the
  * host and, if the program has one, on a GPU. Weights, masters, moments and norms must agree bit by bit. An
@@ -46,6 +46,8 @@ struct model {
     float clip;
     bool nest, recompute, twice, skip, reorder, evaluate;
     bool bf16_wire;
+    enum zero_masters masters;
+    enum zero_moments moments;
 };
 
 static int below(uint64_t *s, int n)
@@ -108,6 +110,8 @@ static void draw_model(struct model *m, uint64_t seed, bool plain_calls)
         m->t[0].frozen = false;
     m->accum = 1 << below(&s, 3);
     m->clip = below(&s, 2) ? 0.05f : 0;
+    m->masters = (enum zero_masters)below(&s, 3);
+    m->moments = (enum zero_moments)below(&s, 3);
     if (plain_calls)
         return;
     m->nest = below(&s, 3) == 0;
@@ -141,6 +145,7 @@ struct run {
     int hybrid, group;         /* 0, 0: none */
     bool granules;             /* every tensor has a granule */
     bool brackets, gpu, loose; /* loose: deterministic is off */
+    bool any_states;           /* masters and states may be in any memory */
     struct zero_config cfg;
     /* results of rank 0 */
     int err;
@@ -325,6 +330,13 @@ static int read_all(struct run *r, zero_ctx *z)
     return 0;
 }
 
+/* Draws where masters and states are, equally on all ranks. */
+static int32_t draw_states(const struct run *r)
+{
+    uint64_t x = r->m->seed + 7 * (uint64_t)r->stage + 31 * (uint64_t)r->world + 100 * (uint64_t)r->prefetch;
+    return random_mix(x) % 2 ? ZERO_STATES_HOST : ZERO_STATES_DEVICE;
+}
+
 static void *run_rank(void *arg)
 {
     struct run *r = arg;
@@ -375,9 +387,14 @@ static void *run_rank(void *arg)
     cfg.grad_accum_steps = m->accum / r->world > 0 ? m->accum / r->world : 1;
     cfg.clip = m->clip;
     cfg.optim.weight_decay = 0.1f;
+    cfg.optim.masters = m->masters;
+    cfg.optim.moments = m->moments;
+    cfg.memory.seed = (int64_t)(m->seed % 1000);
     cfg.launch.timeout_ms = 20000;
     if (m->bf16_wire)
         cfg.memory.wire_dtype = ZERO_BF16;
+    if (r->any_states)
+        cfg.memory.states = draw_states(r);
     void *old[MAX_TENSORS];
     for (int k = 0; k < m->n_tensors; k++)
         old[k] = p[k].param;
@@ -478,6 +495,12 @@ static void assert_same(const struct model *m, const struct run *a, const struct
         assert_true(a->norm[s] == b->norm[s]);
 }
 
+/* Whether masters or moments are rounded at random, so that a run is only roughly like one in fp32. */
+static bool rounds_at_random(const struct model *m)
+{
+    return m->masters == ZERO_MASTERS_NONE || m->moments != ZERO_MOMENTS_F32;
+}
+
 /* Bounds the rounding error of an element's gradient, from the mean size of its micro-batches and the
  * possible error of its weight. */
 static double gradient_error(const struct model *m, int t, double size, double w, double w_error)
@@ -512,7 +535,7 @@ static void assert_near_reference(const struct model *m, const struct run *a)
                     continue;
                 float shown = (float)w[t][i];
                 if (m->t[t].bf16)
-                    shown = bf16_to_float(bf16_from_float(shown));
+                    shown = bf16_to_float(bf16_ties_away(shown));
                 double size = 0;
                 for (int k = 0; k < m->accum; k++) {
                     double x = (double)gradient(m, t, i, shown, s, k) / m->accum;
@@ -525,7 +548,8 @@ static void assert_near_reference(const struct model *m, const struct run *a)
             }
         }
         double norm = sqrt(sum), scale = m->clip > 0 && norm > (double)m->clip ? (double)m->clip / norm : 1;
-        assert_true(fabs(a->norm[s] - norm) <= fmax(2e-2 * norm, sqrt(sum_errors)));
+        double most = fmax((rounds_at_random(m) ? 0.3 : 2e-2) * norm, sqrt(sum_errors));
+        assert_true(fabs(a->norm[s] - norm) <= most);
         for (int t = 0; t < m->n_tensors; t++) {
             int64_t per_slice = m->t[t].n / m->t[t].slices;
             for (int64_t i = 0; i < m->t[t].n && !m->t[t].frozen; i++) {
@@ -548,10 +572,11 @@ static void assert_near_reference(const struct model *m, const struct run *a)
         /* A gradient in bf16 is off by up to 2^-9. Near zero AdamW turns that into a part of the learning
          * rate. */
         bool rounded = m->t[t].bf16 || m->bf16_wire;
-        double tolerance = rounded ? 1.2e-2 : 5e-5, off = 0, may_be_off = 0;
+        double tolerance = rounds_at_random(m) ? 4e-2 : rounded ? 1.2e-2 : 5e-5, off = 0, may_be_off = 0;
+        double most_off = rounds_at_random(m) ? STEPS * 4e-2 : STEPS * 1e-2 + 1e-3;
         for (int64_t i = 0; i < m->t[t].n; i++) {
             double got = (double)a->values[t][m->t[t].frozen ? 0 : 1][i];
-            assert_true(fabs(got - w[t][i]) <= (m->t[t].frozen ? 0 : STEPS * 1e-2 + 1e-3));
+            assert_true(fabs(got - w[t][i]) <= (m->t[t].frozen ? 0 : most_off));
             off += fabs(got - w[t][i]);
             may_be_off += w_error[t][i];
         }
@@ -600,6 +625,7 @@ static void stages_agree(void **state)
             struct run other;
             run_world(&m,
                       &(struct run){.gpu = where_has_gpu,
+                                    .any_states = true,
                                     .stage = ways[k].stage,
                                     .world = world,
                                     .prefetch = ways[k].prefetch,
@@ -628,8 +654,11 @@ static void worlds_agree(void **state)
                 for (int brackets = stage > 1; brackets < 2; brackets++) {
                     struct run other;
                     run_world(&m,
-                              &(struct run){
-                                  .stage = stage, .world = world, .brackets = brackets, .gpu = where_has_gpu},
+                              &(struct run){.stage = stage,
+                                            .world = world,
+                                            .brackets = brackets,
+                                            .gpu = where_has_gpu,
+                                            .any_states = true},
                               &other);
                     assert_same(&m, &first, &other);
                     free_values(&other);
@@ -665,6 +694,7 @@ static void hybrids_agree(void **state)
             struct run other;
             run_world(&m,
                       &(struct run){.gpu = where_has_gpu,
+                                    .any_states = true,
                                     .stage = 3,
                                     .world = world,
                                     .prefetch = m.nest ? 0 : -1,
@@ -703,6 +733,7 @@ static void granules_change_no_bits(void **state)
                 continue;
             run_world(&m,
                       &(struct run){.gpu = where_has_gpu,
+                                    .any_states = true,
                                     .stage = ways[k].stage,
                                     .world = world,
                                     .brackets = true,
@@ -726,11 +757,14 @@ static void not_deterministic(void **state)
         int world = 1 + (int)(random_mix(m.seed) % (uint64_t)max_world);
         m.accum = world * (1 + (int)(random_mix(m.seed + 1) % 4));
         struct run r;
-        run_world(
-            &m,
-            &(struct run){
-                .stage = turn(i) % 4, .world = world, .brackets = true, .loose = true, .gpu = where_has_gpu},
-            &r);
+        run_world(&m,
+                  &(struct run){.stage = turn(i) % 4,
+                                .world = world,
+                                .brackets = true,
+                                .loose = true,
+                                .gpu = where_has_gpu,
+                                .any_states = true},
+                  &r);
         assert_near_reference(&m, &r);
         free_values(&r);
     }

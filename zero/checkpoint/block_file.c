@@ -42,6 +42,17 @@ int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t byte
     return 0;
 }
 
+int zr_block_file_create_unnamed(const struct zr_files *fs, const char *path, int64_t bytes,
+                                 struct zr_block_file *f)
+{
+    *f = (struct zr_block_file){.fs = fs, .path = path, .fd = -1, .direct = -1};
+    ZR_TRY(zr_file_open(fs, path, O_RDWR | O_CREAT | O_EXCL, &f->fd));
+    if (O_DIRECT != 0 && bytes >= LEAST_DIRECT)
+        open_direct(f, O_RDWR);
+    ZR_TRY(zr_file_remove(fs, path));
+    return zr_file_allocate(fs, f->fd, path, bytes);
+}
+
 /* Moves whole pages from the beginning past the cache. Returns how many bytes it has moved. A failure is not
  * reported here, because the call that moves the rest meets it too. */
 static int64_t move_direct(struct zr_block_file *f, char *buf, int64_t n, int64_t at, bool write)

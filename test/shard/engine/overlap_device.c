@@ -190,9 +190,10 @@ static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
     return 0;
 }
 
-static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                       const struct zr_largest *largest)
+static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                       int64_t n, const struct zr_largest *largest)
 {
+    (void)dtype;
     (void)largest;
     (void)s;
     (void)acc;
@@ -227,6 +228,15 @@ static int update_spans(struct zr_stream *s, const struct zr_update *u, const st
     return 0;
 }
 
+static int encode(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n)
+{
+    (void)s;
+    (void)to;
+    (void)src;
+    (void)n;
+    return 0;
+}
+
 static const struct zr_device_ops device_ops = {
     .name = "overlap",
     .close = close_device,
@@ -255,6 +265,7 @@ static const struct zr_device_ops device_ops = {
     .scale = scale,
     .update = update,
     .update_spans = update_spans,
+    .encode = encode,
     .agree_begin = agree_begin,
     .agree_end = agree_end,
 };

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* state_file.c: makes the file of optimizer states, and transfers its bytes in blocks, on several threads. */
+#include "zero/state_file.h"
+#include "shard/layout.h"
+#include "zero/checkpoint/parallel.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define BLOCK_BYTES (4 << 20)
+#define N_THREADS   4
+
+/* ---- transfers ---- */
+
+struct transfer {
+    struct zr_state_file *f;
+    char *buf;
+    int64_t n, at;
+    bool writes;
+};
+
+static int move_block(void *arg, int64_t i, char *unused)
+{
+    const struct transfer *t = arg;
+    int64_t done = i * BLOCK_BYTES, n = zr_min(t->n - done, BLOCK_BYTES);
+    struct zr_block_file *file = &t->f->file;
+    (void)unused;
+    if ((uintptr_t)t->buf % ZR_DIRECT_ALIGN == 0)
+        return t->writes ? zr_block_write(file, t->buf + done, n, t->at + done)
+                         : zr_block_read(file, t->buf + done, n, t->at + done);
+    return t->writes ? zr_file_write(file->fs, file->fd, file->path, t->buf + done, n, t->at + done)
+                     : zr_file_read(file->fs, file->fd, file->path, t->buf + done, n, t->at + done);
+}
+
+static int move(struct zr_state_file *f, char *buf, int64_t n, int64_t at, bool writes)
+{
+    struct transfer t = {f, buf, n, at, writes};
+    return zr_in_parallel((n + BLOCK_BYTES - 1) / BLOCK_BYTES, N_THREADS, 0, move_block, &t);
+}
+
+int zr_state_file_read(struct zr_state_file *f, void *buf, int64_t n, int64_t at)
+{
+    return move(f, buf, n, at, false);
+}
+
+int zr_state_file_write(struct zr_state_file *f, const void *buf, int64_t n, int64_t at)
+{
+    return move(f, (char *)(uintptr_t)buf, n, at, true);
+}
+
+/* ---- opening ---- */
+
+static int write_zeros(void *arg, int64_t i, char *buffer)
+{
+    struct zr_state_file *f = arg;
+    int64_t done = i * BLOCK_BYTES, n = zr_min(f->bytes - done, BLOCK_BYTES);
+    memset(buffer, 0, (size_t)n);
+    return zr_block_write(&f->file, buffer, n, done);
+}
+
+/* Writes zeros if the file system could not reserve the space, which is seen from the file's length. */
+static int reserve(struct zr_state_file *f)
+{
+    int64_t length;
+    ZR_TRY(zr_file_size(f->file.fs, f->file.fd, f->path, &length));
+    if (length >= f->bytes)
+        return 0;
+    return zr_in_parallel((f->bytes + BLOCK_BYTES - 1) / BLOCK_BYTES, N_THREADS, BLOCK_BYTES, write_zeros, f);
+}
+
+int zr_state_file_open(const struct zr_files *fs, const char *folder, int rank, int64_t bytes,
+                       struct zr_state_file *f)
+{
+    char absolute[ZR_PATH_BYTES], name[64];
+    *f = (struct zr_state_file){.file = {.fs = fs, .fd = -1, .direct = -1}, .bytes = bytes};
+    /* Ranks of different containers may share the folder, and have one process number. */
+    snprintf(name, sizeof name, ".zero-states-%d-%lld", rank, (long long)zr_now_ns());
+    int err = zr_path_absolute(fs, folder, absolute);
+    if (!err)
+        err = zr_path_join(f->path, absolute, name);
+    if (!err)
+        err = zr_block_file_create_unnamed(fs, f->path, bytes, &f->file);
+    if (!err)
+        err = reserve(f);
+    return err ? zr_fail_more(err, "memory.states_dir %s: a file of %lld bytes for optimizer states", folder,
+                              (long long)bytes)
+               : 0;
+}
+
+void zr_state_file_close(struct zr_state_file *f)
+{
+    if (f->file.fs)
+        zr_block_file_close(&f->file); /* nothing of it is kept */
+    *f = (struct zr_state_file){0};
+}
