@@ -227,17 +227,10 @@ static inline struct zr_cut zr_flat_sums_cut(const struct zr_flat *f, const stru
     return zr_cut_in(c, zr_dtype_bytes(f->dtype), zr_dtype_bytes(dtype));
 }
 
-/* Returns the dtype of the flat's gradient sums. */
-static inline enum zero_dtype zr_sum_dtype(const struct zr_flat *f)
-{
-    (void)f;
-    return ZERO_F32;
-}
-
-/* Returns the bytes of one element of them. */
+/* Returns the bytes of one element of the flat's gradient sums. */
 static inline int64_t zr_sum_size(const struct zr_flat *f)
 {
-    return zr_dtype_bytes(zr_sum_dtype(f));
+    return zr_dtype_bytes(f->sum_dtype);
 }
 
 /* Returns the number of a rank's fine slice. */

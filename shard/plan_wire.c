@@ -62,7 +62,7 @@ int64_t zr_plan_reduce_wire(const struct zr_plan *p, int32_t unit, struct zr_whe
 
 static int64_t inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
-    const struct zr_cut sums = zr_flat_sums_cut(f, &f->inner, zr_sum_dtype(f));
+    const struct zr_cut sums = zr_flat_sums_cut(f, &f->inner, f->sum_dtype);
     return inner_gather(p, &sums, at);
 }
 
@@ -90,7 +90,7 @@ int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct 
 
 static int64_t outer_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
-    const struct zr_cut sums = group_sums(f, at, zr_sum_dtype(f));
+    const struct zr_cut sums = group_sums(f, at, f->sum_dtype);
     return outer_gather(p, &sums, at);
 }
 

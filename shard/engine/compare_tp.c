@@ -245,7 +245,7 @@ static int digest_gradient(struct zr_engine *e, int32_t tensor, struct zr_shard_
             continue;
         const char *x = zr_sum_at(e, f, 0) + (from - own.first) * zr_sum_size(f);
         ZR_TRY(add_bytes(&d, x, (end - from) * zr_sum_size(f)));
-        ZR_TRY(e->dev->ops->sum_squares(e->reduce_stream, &sum->squares, x, ZERO_F32, end - from, NULL));
+        ZR_TRY(e->dev->ops->sum_squares(e->reduce_stream, &sum->squares, x, f->sum_dtype, end - from, NULL));
     }
     return e->dev->ops->copy(e->reduce_stream, to, sum, sizeof *sum);
 }

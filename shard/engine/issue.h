@@ -60,6 +60,19 @@ int64_t zr_whole_sum_bytes(const struct zr_axis_reduction *r, const struct zr_fl
  * nobody gathers sums. */
 int zr_sums_barrier(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_tag *tag);
 
+/* ---- bf16_sums.c ---- */
+
+/* Whether reductions of the flat's gradient end in the reduce slot, from which they are rounded to bf16. */
+bool zr_has_reduce_slot(const struct zr_engine *e, const struct zr_flat *f);
+/* Rounds the flat's sum over ranks, in the reduce slot, to where the action says. */
+int zr_round_reduced(struct zr_engine *e, struct zr_stream *s, const struct zr_flat *f,
+                     const struct zr_job *job);
+/* Adds the flat's sum number `sum` to the one before it. Uses the reduce slot. */
+int zr_fold_rounded(struct zr_engine *e, struct zr_stream *s, const struct zr_flat *f,
+                    const struct zr_job *job, int sum);
+/* Most operations of both in a job of the unit. */
+int64_t zr_rounding_ops(const struct zr_engine *e, int32_t unit);
+
 /* ---- others ---- */
 
 /* Marks the begin or the end of a job's span on a stream, in the timeline. */

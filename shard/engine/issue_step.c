@@ -254,7 +254,7 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
                           .param_dtype = f->dtype,
                           .masters = f->masters,
                           .moments = f->moments,
-                          .grad_dtype = ZERO_F32,
+                          .grad_dtype = f->sum_dtype,
                           .lr = up->job->lr * group->lr_scale,
                           .beta1 = group->beta1,
                           .beta2 = group->beta2,
@@ -288,7 +288,7 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
         ZR_TRY(put_update(up));
     if (up->n_spans == 0)
         up->u = k;
-    int64_t at = (const float *)k.grad - (const float *)up->u.grad;
+    int64_t at = ((const char *)k.grad - (const char *)up->u.grad) / zr_sum_size(f);
     up->span[up->n_spans++] = (struct zr_update_span){
         at, n, k.lr, k.decay, zr_rounding_from(e, p, first - p->first, up->job->begun)};
     up->u.n = at + n;
