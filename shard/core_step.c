@@ -10,6 +10,7 @@
 static void count_contribution(struct zr_core *c, struct unit *x, struct zr_action *a)
 {
     bool odd = x->n_contrib & 1;
+    a->contribution = x->n_contrib;
     if (!odd && x->depth < c->n_sums) { /* the first always does */
         a->sum = x->depth++;
         return;
@@ -237,6 +238,7 @@ static void complete_grad(struct zr_core *c, int32_t unit, struct zr_action *out
     } else if (u->depth > 1) {
         struct zr_action *a = zr_core_emit(out, n, ZR_ACT_FOLD, unit, -1);
         a->sum = a->n_folds = u->depth - 1;
+        a->contribution = u->n_contrib;
     }
 }
 

@@ -329,11 +329,7 @@ static int build_unit(struct zr_layout *l, int32_t u, const struct member *m, in
             return err;
         if (!f->in_place)
             place_packed(unit, f);
-        if (f->trainable) {
-            l->state_elems += f->fine_elems;
-            unit->inner_elems += f->inner_elems;
-            unit->elems += f->elems;
-        }
+        l->state_elems += f->trainable ? f->fine_elems : 0;
     }
     unit->n_flats = l->n_flats - unit->first_flat;
     return 0;

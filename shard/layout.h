@@ -144,8 +144,6 @@ struct zr_unit {
     int64_t grad_bytes;
     /* Bytes of one rank's inner slices of the packed flats. */
     int64_t shard_bytes;
-    /* fp32 elements of the gathered gradient (all trainable flats, padded), and of one inner slice of it. */
-    int64_t elems, inner_elems;
     /* Backward brackets in a micro-batch, as its tensors say. 0: none of them says. */
     int32_t uses;
 
@@ -222,10 +220,17 @@ static inline struct zr_cut zr_flat_groups_cut(const struct zr_flat *f, int32_t 
     return groups;
 }
 
-/* Converts a cut of the flat to one of its sums in fp32. */
-static inline struct zr_cut zr_flat_sums_cut(const struct zr_flat *f, const struct zr_cut *c)
+/* Converts a cut of the flat to one of sums of its gradient in that dtype. */
+static inline struct zr_cut zr_flat_sums_cut(const struct zr_flat *f, const struct zr_cut *c,
+                                             enum zero_dtype dtype)
 {
-    return zr_cut_in(c, zr_dtype_bytes(f->dtype), sizeof(float));
+    return zr_cut_in(c, zr_dtype_bytes(f->dtype), zr_dtype_bytes(dtype));
+}
+
+/* Returns the bytes of one element of the flat's gradient sums. */
+static inline int64_t zr_sum_size(const struct zr_flat *f)
+{
+    return zr_dtype_bytes(f->sum_dtype);
 }
 
 /* Returns the number of a rank's fine slice. */

@@ -42,6 +42,7 @@ void zr_plan_free(struct zr_plan *p)
     free(p->state_at);
     free(p->sum_in_place);
     free(p->sum_at);
+    free(p->in_reduce_slot);
     free(p->in_group_slot);
     free((void *)p->spec.units);
     free((void *)p->spec.param_slot_bytes);
@@ -80,7 +81,7 @@ bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit)
 
 static int64_t sum_at(const struct zr_plan *p, const struct zr_flat *f, int k)
 {
-    return p->sums_at + (k * p->sum_elems + p->sum_at[f - p->layout->flats]) * (int64_t)sizeof(float);
+    return p->sums_at + k * p->sum_bytes + p->sum_at[f - p->layout->flats];
 }
 
 /* Whether the sums are of inner slices. */
@@ -94,7 +95,13 @@ int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_
     if (p->sum_in_place[f->unit])
         return zr_plan_grad_full(p, f, -1) + zr_cut_at(&f->fine, zr_layout_fine(p->layout, at));
     int64_t before = zr_flat_span(f, at, ZR_LEVEL_FINE).first - zr_flat_span(f, at, ZR_LEVEL_INNER).first;
-    return sum_at(p, f, k) + (sums_are_inner(p) ? before * (int64_t)sizeof(float) : 0);
+    return sum_at(p, f, k) + (sums_are_inner(p) ? before * zr_sum_size(f) : 0);
+}
+
+int64_t zr_plan_reduced(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at, int k)
+{
+    int64_t in_slot = p->in_reduce_slot[f - p->layout->flats];
+    return in_slot >= 0 ? p->reduce_slot_at + in_slot : zr_plan_sum(p, f, at, k);
 }
 
 int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,
@@ -203,27 +210,39 @@ static void place_params(struct zr_plan *p, int64_t scratch_bytes)
     p->bytes[ZR_MEM_EXCHANGE] += p->gather_bytes - scratch_bytes - end;
 }
 
-/* Places the sums of a step's contributions, and the group slots that hold the sums of a group. */
+/* Whether the flat's gradient is reduced to the reduce slot. A gradient of one rank that is itself the sum
+ * stays where it is. */
+static bool takes_reduce_slot(const struct zr_plan *p, const struct zr_flat *f)
+{
+    return f->trainable && f->sum_dtype != ZERO_F32 && !(p->world == 1 && p->sum_in_place[f->unit]);
+}
+
+/* Places the sums of a step's contributions, the slot that holds the sums of ranks, and the group slots that
+ * hold the sums of a group. */
 static void place_sums(struct zr_plan *p, int64_t *end)
 {
     const struct zr_layout *l = p->layout;
-    const int64_t size = sizeof(float);
-    int64_t at = 0;
+    int64_t at = 0, reduced = 0;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         bool has = f->trainable && !p->sum_in_place[f->unit];
-        p->sum_at[i] = has ? p->sum_elems : -1;
-        p->sum_elems += has ? (sums_are_inner(p) ? f->inner_elems : f->fine_elems) : 0;
-        at = i == l->units[f->unit].first_flat ? 0 : at;
+        p->sum_at[i] = has ? p->sum_bytes : -1;
+        p->sum_bytes += has ? (sums_are_inner(p) ? f->inner_elems : f->fine_elems) * zr_sum_size(f) : 0;
+        if (i == l->units[f->unit].first_flat)
+            at = reduced = 0;
+        p->in_reduce_slot[i] = takes_reduce_slot(p, f) ? reduced : -1;
+        reduced += takes_reduce_slot(p, f) ? f->fine_elems * (int64_t)sizeof(float) : 0;
+        p->reduce_slot_bytes = zr_max(p->reduce_slot_bytes, reduced);
         p->in_group_slot[i] = p->outer_each && f->trainable ? at : -1;
-        at += p->outer_each && f->trainable ? f->inner_elems * size : 0;
+        at += p->outer_each && f->trainable ? f->inner_elems * (int64_t)sizeof(float) : 0;
         p->group_slot_bytes = zr_max(p->group_slot_bytes, at);
     }
     int64_t from = *end;
-    p->sums_at = take(end, p->n_sums * p->sum_elems * size);
-    p->bytes[ZR_MEM_GRAD_SUMS] = (p->n_sums - 1) * p->sum_elems * size;
+    p->sums_at = take(end, p->n_sums * p->sum_bytes);
+    p->bytes[ZR_MEM_GRAD_SUMS] = (p->n_sums - 1) * p->sum_bytes;
     p->bytes[ZR_MEM_GRAD_SHARDS] = *end - from - p->bytes[ZR_MEM_GRAD_SUMS];
     from = *end;
+    p->reduce_slot_at = take(end, p->reduce_slot_bytes);
     p->group_slots_at = take(end, p->n_group_slots * p->group_slot_bytes);
     p->bytes[ZR_MEM_GRAD_SUMS] += *end - from;
 }
@@ -233,14 +252,16 @@ static void place_sums(struct zr_plan *p, int64_t *end)
 static void place_gathered(struct zr_plan *p, int64_t *end)
 {
     const struct zr_layout *l = p->layout;
-    int64_t widest = 0;
-    for (int32_t u = 0; u < l->n_units; u++) {
-        int64_t elems = p->hop[ZR_INNER].sums_whole                    ? l->units[u].elems
-                        : p->hop[ZR_OUTER].sums_whole && p->outer_each ? l->units[u].inner_elems
+    int64_t bytes = 0;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        int64_t elems = p->hop[ZR_INNER].sums_whole                    ? f->elems
+                        : p->hop[ZR_OUTER].sums_whole && p->outer_each ? f->inner_elems
                                                                        : 0;
-        widest = zr_max(widest, p->sum_in_place[u] ? 0 : elems);
+        bytes = i == l->units[f->unit].first_flat ? 0 : bytes;
+        bytes += f->trainable && !p->sum_in_place[f->unit] ? elems * zr_sum_size(f) : 0;
+        p->full_grad_bytes = zr_max(p->full_grad_bytes, bytes);
     }
-    p->full_grad_bytes = widest * (int64_t)sizeof(float);
     p->full_grad_at = take(end, p->full_grad_bytes);
     p->bytes[ZR_MEM_GRAD_GATHERED] = *end - p->full_grad_at;
 }
@@ -392,26 +413,32 @@ static int check_uses(const struct zr_layout *l, int32_t unit, int32_t brackets)
         t, l->tensors[t].name, l->tensors[t].uses, brackets, unit);
 }
 
-/* Chooses the units whose sums lie in their gradients. The gradients must be f32, this rank must keep all of
- * them, and a step must add only one contribution. A wire of another dtype narrows gradients in place, so it
- * rules this out. *any_again: whether the order has a unit with more than one contribution in a
+/* Whether the flat's gradients have the dtype of its sums, also after a wire of fewer bytes has narrowed them
+ * in place. */
+static bool has_dtype_of_sums(const struct zr_plan *p, const struct zr_flat *f, enum zero_dtype wire)
+{
+    bool narrowed = p->world > 1 && wire && zr_dtype_bytes(wire) < zr_dtype_bytes(f->dtype);
+    return f->dtype == f->sum_dtype && !narrowed;
+}
+
+/* Chooses the units whose sums lie in their gradients. The gradients must have the dtype of sums, this rank
+ * must keep all of them, and a step must add only one contribution. *any_again: whether the order has a unit with more than one contribution in a
  * micro-batch. */
 static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units,
                        bool *any_again)
 {
     const struct zr_core_spec *s = &p->spec;
     bool whole = zr_level_of(p->placement.state) == ZR_LEVEL_ALL;
-    bool narrowed = p->world > 1 && opt->wire_dtype && opt->wire_dtype != ZERO_F32;
     bool once = zr_most_micro_batches(opt) == 1 || !s->reduce_each;
     int err = 0;
     int32_t *uses;
     *any_again = false;
     ZR_TRY(ZR_ZALLOC(uses, s->n_units, "a plan of %d units", s->n_units));
     for (int32_t u = 0; u < s->n_units; u++)
-        p->sum_in_place[u] = whole && once && !narrowed && units[u].trainable;
+        p->sum_in_place[u] = whole && once && units[u].trainable;
     for (int32_t i = 0; i < p->layout->n_flats; i++) {
         const struct zr_flat *f = &p->layout->flats[i];
-        p->sum_in_place[f->unit] &= !f->trainable || f->dtype == ZERO_F32;
+        p->sum_in_place[f->unit] &= !f->trainable || has_dtype_of_sums(p, f, opt->wire_dtype);
     }
     int32_t n_micro = opt->order_of_step ? opt->grad_accum_steps : 1;
     for (int32_t i = 0; i < s->n_order; i++) {
@@ -429,13 +456,22 @@ static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct z
     return err;
 }
 
+static bool has_bf16_sums(const struct zr_layout *l)
+{
+    bool has = false;
+    for (int32_t i = 0; i < l->n_flats; i++)
+        has |= l->flats[i].trainable && l->flats[i].sum_dtype != ZERO_F32;
+    return has;
+}
+
 /* Chooses how sums are reduced between groups. again: a unit has more than one contribution in a
  * micro-batch. */
 static void choose_hops(struct zr_plan *p, const struct zr_options *opt, bool again)
 {
     struct zr_core_spec *s = &p->spec;
     s->outer = p->hop[ZR_OUTER].size > 1;
-    p->outer_each = s->outer && opt->deterministic && (zr_most_micro_batches(opt) > 1 || again);
+    p->outer_each = s->outer && ((opt->deterministic && (zr_most_micro_batches(opt) > 1 || again)) ||
+                                 has_bf16_sums(p->layout));
     /* A group fills one of them while the other is reduced between groups. */
     p->n_group_slots = p->outer_each ? 2 : 0;
     s->outer_each = p->outer_each;
@@ -580,9 +616,10 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     p->state_at = calloc((size_t)(p->n_states * (int64_t)l->n_flats + 1), sizeof *p->state_at);
     p->sum_in_place = calloc((size_t)l->n_units, sizeof *p->sum_in_place);
     p->sum_at = calloc((size_t)l->n_flats, sizeof *p->sum_at);
+    p->in_reduce_slot = calloc((size_t)l->n_flats, sizeof *p->in_reduce_slot);
     p->in_group_slot = calloc((size_t)l->n_flats, sizeof *p->in_group_slot);
     if (!p->param_at || !p->grad_at || !p->resident || !p->master_at || !p->state_at || !p->sum_in_place ||
-        !p->sum_at || !p->in_group_slot) {
+        !p->sum_at || !p->in_reduce_slot || !p->in_group_slot) {
         zr_fail(err, "no memory for a plan of %d units", l->n_units);
         goto fail;
     }

@@ -19,13 +19,13 @@ enum zr_mem {
     ZR_MEM_PARAM_SHARDS,
     /* Slots for gathered copies. */
     ZR_MEM_PARAM_SLOTS,
-    /* Reduced gradients, fp32. */
+    /* Reduced gradients. */
     ZR_MEM_GRAD_SHARDS,
     /* Memory that backward writes to: slots, or whole gradients at stages 0 and 1. */
     ZR_MEM_GRAD_SLOTS,
-    /* Further sums, for deterministic accumulation. */
+    /* Further sums, for deterministic accumulation; fp32 sums on their way to bf16 sums and between groups. */
     ZR_MEM_GRAD_SUMS,
-    /* One unit's reduced gradient, fp32, gathered for ranks that update all of it (full_grad_at). With HSDP a
+    /* One unit's reduced gradient, gathered for ranks that update all of it (full_grad_at). With HSDP a
      * rank gathers its inner slice. */
     ZR_MEM_GRAD_GATHERED,
     ZR_MEM_MASTER,
@@ -99,7 +99,7 @@ struct zr_plan {
     /* As in the options. */
     int64_t gather_packs_up_to, reduce_packs_up_to;
     /* Every contribution is reduced between groups by itself, so that the sum over ranks and micro-batches is
-     * one fixed tree. false: once a step. */
+     * one fixed tree, and a bf16 sum is rounded only when it is complete over ranks. false: once a step. */
     bool outer_each;
 
     /* Offsets in the gather arena. */
@@ -121,19 +121,23 @@ struct zr_plan {
     int64_t in_place_grad_at;
     int32_t n_grad_slots;
     struct zr_slot_region *grad_slots;
-    /* The sums of a step's gradients, fp32. They lie in the gradients themselves if these are f32, one rank
-     * keeps all of them, and a step has one contribution. */
+    /* The sums of a step's gradients. They lie in the gradients themselves if these have the sums' dtype, one
+     * rank keeps all of them, and a step has one contribution. */
     /* (n_units) The unit's sums lie in its gradients. */
     bool *sum_in_place;
-    /* (n_flats) Element in a sums array. -1: the sums lie in the gradients, or the flat is frozen. */
+    /* (n_flats) Byte offset in a sums array. -1: the sums lie in the gradients, or the flat is frozen. */
     int64_t *sum_at;
-    /* Elements of a sums array. */
-    int64_t sum_elems;
+    /* Bytes of a sums array. */
+    int64_t sum_bytes;
 
     int32_t n_sums;
-    /* n_sums arrays of sum_elems floats, end to end. With groups and without outer_each they are of inner
+    /* n_sums arrays of sum_bytes, end to end. With groups and without outer_each they are of inner
      * slices, which are reduced between groups in place. Otherwise they are of fine slices. */
     int64_t sums_at;
+    /* The reduce slot: fp32 sums over ranks on their way to bf16 sums, one unit at a time.
+     * in_reduce_slot: (n_flats) bytes in it; -1: the flat's gradient is reduced to its sum at once. */
+    int64_t reduce_slot_at, reduce_slot_bytes;
+    int64_t *in_reduce_slot;
     /* With outer_each: group slots for the sum of one contribution over a group, before it is reduced
      * between groups. in_group_slot: (n_flats) bytes in a group slot; -1: none. */
     int32_t n_group_slots;
@@ -143,7 +147,7 @@ struct zr_plan {
     /* Places of struct zr_agreement, next to the exchanges, and of struct zr_own_squares, for this rank's
      * gradients. */
     int64_t agreement_at, norm_at;
-    /* With hop.sums_whole: place of one unit's gathered gradient, fp32, if it cannot be gathered in place. */
+    /* With hop.sums_whole: place of one unit's gathered gradient, if it cannot be gathered in place. */
     int64_t full_grad_at, full_grad_bytes;
 
     int64_t values_at, values_bytes;
@@ -219,6 +223,8 @@ int64_t zr_plan_grad_full(const struct zr_plan *p, const struct zr_flat *f, int3
 bool zr_plan_grad_home(const struct zr_plan *p, int32_t unit);
 /* Offset of a rank's fine slice in sums[k], in a sums array or in the gradients. */
 int64_t zr_plan_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at, int k);
+/* Offset to which the last reduction takes a rank's fine slice: the reduce slot, or sums[k]. */
+int64_t zr_plan_reduced(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at, int k);
 /* With groups only: offset of the sum of a rank's inner slice over its group, in a group slot, or (-1) in
  * sums[0]. */
 int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at,

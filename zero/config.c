@@ -400,11 +400,22 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
 /* Refuses what this version does not do yet. */
 static int refuse_unbuilt(const struct zr_options *o)
 {
-    const char *field = o->grad_sum_dtype == ZERO_BF16  ? "grad_sum_dtype"
-                        : o->states == ZERO_STATES_FILE ? "states"
-                                                        : NULL;
+    const char *field = o->states == ZERO_STATES_FILE ? "states" : NULL;
     return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
                  : 0;
+}
+
+/* Refuses bf16 sums of gradients that optim.update takes, which are fp32. */
+static int check_sums(const struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (t[i].grad && t[i].sum_dtype == ZERO_BF16 && !t[i].optimizer)
+            return zr_fail(
+                ZERO_ERR_ARG,
+                "tensors[%d] (%s): grad_sum_dtype is bf16, but its parameter group has update set, "
+                "which takes fp32 gradients; allowed: f32, or a named optimizer",
+                i, t[i].name);
+    return 0;
 }
 
 /* Refuses 8-bit states of tensors whose blocks tp would cut, because a block has one scale. */
@@ -433,6 +444,7 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
     int err = refuse_unbuilt(o);
     err = err ? err : zr_placement_in(o, world, &place);
     apply_groups(o, tensors, n_tensors);
+    err = err ? err : check_sums(tensors, n_tensors);
     err = err ? err : check_q8_cuts(o, tensors, n_tensors);
     if (err) {
         zr_tensors_free(tensors, n_tensors);

@@ -3,10 +3,15 @@
  * allowed but rarely meant. */
 #include "zero/context.h"
 
-/* Says how gradients are added up if cfg.memory.grad_in_place is set. */
+/* Says how gradients are added up if cfg.memory.grad_in_place or grad_sum_dtype is set. */
 static void report_how_gradients_add_up(struct zero_ctx *z)
 {
     const struct zr_options *o = &z->config.options;
+    if (o->grad_sum_dtype == ZERO_BF16 && o->deterministic && zr_most_micro_batches(o) > 1 &&
+        z->world.rank == 0)
+        zr_info(o->log,
+                "grad_sum_dtype is bf16: the bits depend on grad_accum_steps, because the sum of each "
+                "micro-batch is rounded");
     if (!o->grad_in_place || zr_most_micro_batches(o) == 1)
         return;
     if (z->plan->spec.reduce_each)

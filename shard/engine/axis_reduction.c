@@ -23,25 +23,26 @@ struct zr_axis_reduction zr_last_reduction(const struct zr_engine *e)
     return e->plan->spec.outer ? zr_outer_reduction(e) : zr_inner_reduction(e);
 }
 
-/* The cut of a group's fp32 sum of the flat's inner slice into the groups' slices. */
-static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f)
+/* The cut of a group's sum of the flat's inner slice into the groups' slices. */
+static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f, enum zero_dtype dtype)
 {
     const struct zr_cut cut = zr_flat_groups_cut(f, e->at.inner);
-    return zr_flat_sums_cut(f, &cut);
+    return zr_flat_sums_cut(f, &cut, dtype);
 }
 
-/* Without groups the sum goes where the optimizer looks for it. With groups it goes where the reduction
- * between groups starts. */
+/* Without groups the sum goes where the optimizer looks for it, or to the reduce slot. With groups it goes
+ * where the reduction between groups starts. */
 static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr_flat *f,
                                       const struct zr_action *a)
 {
     int64_t dst = e->plan->spec.outer ? zr_plan_inner_sum(e->plan, f, e->at, a->group_slot)
-                                      : zr_plan_sum(e->plan, f, e->at, a->sum);
+                                      : zr_plan_reduced(e->plan, f, e->at, a->sum);
+    bool adds = a->accumulate && !e->plan->sum_in_place[a->unit] && !zr_has_reduce_slot(e, f);
     return (struct zr_reduce_seg){.src = zr_plan_grad_full(e->plan, f, a->slot),
                                   .dst = dst,
                                   .cut = f->inner,
                                   .dtype = f->dtype,
-                                  .accumulate = a->accumulate && !e->plan->sum_in_place[a->unit]};
+                                  .accumulate = adds};
 }
 
 /* The source is a group slot, or the sum in place. */
@@ -49,10 +50,10 @@ static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr
                                       const struct zr_action *a)
 {
     return (struct zr_reduce_seg){.src = zr_plan_inner_sum(e->plan, f, e->at, a->group_slot),
-                                  .dst = zr_plan_sum(e->plan, f, e->at, a->sum),
-                                  .cut = group_sum_cut(e, f),
+                                  .dst = zr_plan_reduced(e->plan, f, e->at, a->sum),
+                                  .cut = group_sum_cut(e, f, ZERO_F32),
                                   .dtype = ZERO_F32,
-                                  .accumulate = a->accumulate};
+                                  .accumulate = a->accumulate && !zr_has_reduce_slot(e, f)};
 }
 
 /* Converts the gradient to the wire's dtype in place, because this reduction consumes it anyway. */
@@ -63,6 +64,18 @@ static int narrow(struct zr_engine *e, enum zero_dtype wire, struct zr_reduce_se
     ZR_TRY(e->dev->ops->cast(e->reduce_stream, grad, wire, grad, seg->dtype, seg->cut.total / size));
     seg->cut = zr_cut_in(&seg->cut, size, zr_dtype_bytes(wire));
     seg->dtype = wire;
+    return 0;
+}
+
+/* Rounds the unit's sums over all ranks that are in the reduce slot. */
+static int round_reduced(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_job *job)
+{
+    int32_t n;
+    const struct zr_flat *f = zr_unit_flats(e, job->action.unit, &n);
+    bool is_last = r->axis == ZR_OUTER || !e->plan->spec.outer;
+    for (int32_t i = 0; is_last && i < n; i++)
+        if (zr_has_reduce_slot(e, &f[i]))
+            ZR_TRY(zr_round_reduced(e, r->stream, &f[i], job));
     return 0;
 }
 
@@ -78,10 +91,14 @@ int zr_reduce_over_axis(struct zr_engine *e, const struct zr_axis_reduction *r, 
             r->axis == ZR_INNER ? inner_seg(e, &f[i], &job->action) : outer_seg(e, &f[i], &job->action);
         if (narrows && zr_dtype_bytes(r->wire) < zr_dtype_bytes(seg.dtype))
             ZR_TRY(narrow(e, r->wire, &seg));
-        e->i.reduce_segs[n_segs++] = seg;
+        /* A gradient of one rank may be its own sum, and in bf16 no communicator's. */
+        if (seg.dst != seg.src || f[i].sum_dtype == ZERO_F32)
+            e->i.reduce_segs[n_segs++] = seg;
     }
     struct zr_tag tag = zr_job_tag(job);
-    return zr_role_reduce(e, r->role, e->i.reduce_segs, n_segs, &tag);
+    if (n_segs)
+        ZR_TRY(zr_role_reduce(e, r->role, e->i.reduce_segs, n_segs, &tag));
+    return round_reduced(e, r, job);
 }
 
 bool zr_sums_gathered_early(const struct zr_engine *e, const struct zr_axis_reduction *r, int32_t unit)
@@ -98,15 +115,15 @@ int64_t zr_sum_offset(const struct zr_engine *e, const struct zr_axis_reduction 
 
 int64_t zr_whole_sum_bytes(const struct zr_axis_reduction *r, const struct zr_flat *f)
 {
-    return (r->axis == ZR_INNER ? f->elems : f->inner_elems) * (int64_t)sizeof(float);
+    return (r->axis == ZR_INNER ? f->elems : f->inner_elems) * zr_sum_size(f);
 }
 
 static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_axis_reduction *r,
                              const struct zr_flat *f)
 {
     if (r->axis == ZR_OUTER)
-        return group_sum_cut(e, f);
-    return zr_flat_sums_cut(f, &f->inner);
+        return group_sum_cut(e, f, f->sum_dtype);
+    return zr_flat_sums_cut(f, &f->inner, f->sum_dtype);
 }
 
 int zr_gather_sums(struct zr_engine *e, const struct zr_axis_reduction *r, struct zr_stream *s,

@@ -243,9 +243,9 @@ static int digest_gradient(struct zr_engine *e, int32_t tensor, struct zr_shard_
         int64_t from = zr_max(own.first, p->first), end = zr_min(own.first + own.n, p->first + p->n);
         if (from >= end || e->i.left_out[f->unit])
             continue;
-        const float *x = zr_sum_at(e, f, 0) + (from - own.first);
-        ZR_TRY(add_bytes(&d, x, (end - from) * (int64_t)sizeof *x));
-        ZR_TRY(e->dev->ops->sum_squares(e->reduce_stream, &sum->squares, x, ZERO_F32, end - from, NULL));
+        const char *x = zr_sum_at(e, f, 0) + (from - own.first) * zr_sum_size(f);
+        ZR_TRY(add_bytes(&d, x, (end - from) * zr_sum_size(f)));
+        ZR_TRY(e->dev->ops->sum_squares(e->reduce_stream, &sum->squares, x, f->sum_dtype, end - from, NULL));
     }
     return e->dev->ops->copy(e->reduce_stream, to, sum, sizeof *sum);
 }

@@ -165,22 +165,23 @@ static void count_arenas(struct zr_engine *e)
     }
     int64_t in_place = zr_round_up(e->layout->in_place_param_bytes, ZR_PIECE_ALIGN);
     int64_t shards = p->n_param_slots ? slots_at : p->in_place_param_at + in_place;
-    int64_t sums = zr_round_up(p->n_sums * p->sum_elems * (int64_t)sizeof(float), ZR_PIECE_ALIGN);
+    int64_t sums = zr_round_up(p->n_sums * p->sum_bytes, ZR_PIECE_ALIGN);
     e->m.allocated[ZR_MEM_PARAM_SHARDS] = shards;
     e->m.allocated[ZR_MEM_PARAM_SLOTS] = slots;
     e->m.allocated[ZR_MEM_GRAD_SLOTS] = p->sums_at;
-    int64_t further = (p->n_sums - 1) * p->sum_elems * (int64_t)sizeof(float);
-    int64_t group_slots = zr_round_up(p->n_group_slots * p->group_slot_bytes, ZR_PIECE_ALIGN);
+    int64_t further = (p->n_sums - 1) * p->sum_bytes;
+    int64_t slots_of_sums = zr_round_up(p->reduce_slot_bytes, ZR_PIECE_ALIGN) +
+                            zr_round_up(p->n_group_slots * p->group_slot_bytes, ZR_PIECE_ALIGN);
     int64_t gathered = zr_round_up(p->full_grad_bytes, ZR_PIECE_ALIGN);
     int64_t scratch = e->opt.gather_scratch_bytes + e->opt.reduce_scratch_bytes +
                       (p->control_bytes ? e->opt.control_scratch_bytes : 0);
     e->m.allocated[ZR_MEM_GRAD_SHARDS] = sums - further;
-    e->m.allocated[ZR_MEM_GRAD_SUMS] = further + group_slots;
+    e->m.allocated[ZR_MEM_GRAD_SUMS] = further + slots_of_sums;
     e->m.allocated[ZR_MEM_GRAD_GATHERED] = gathered;
     e->m.allocated[ZR_MEM_SNAPSHOT] = e->snapshot ? p->snapshot_bytes : 0;
     e->m.allocated[ZR_MEM_COMM] = scratch + p->tp_bytes + p->cp_bytes + p->pipe_bytes + p->tied_bytes;
     e->m.allocated[ZR_MEM_EXCHANGE] = p->gather_bytes - shards - slots + p->control_bytes + p->reduce_bytes -
-                                      p->sums_at - sums - group_slots - gathered - scratch + p->words_bytes;
+                                      p->sums_at - sums - slots_of_sums - gathered - scratch + p->words_bytes;
 }
 
 int zr_engine_new(struct zr_engine **out)

@@ -150,8 +150,9 @@ struct zr_engine {
     struct zr_agreed *agreed;
     /* (n_all, ZR_EXCHANGE_BYTES) behind it: the words of the last exchange */
     char *words;
-    /* the most flats of a unit, and so of one operation */
+    /* the most flats of a unit, and so of one operation; the most zr_rounding_ops of a unit */
     int32_t most_segs;
+    int64_t most_roundings;
 
     /* gather_outer_stream, reduce_outer_stream: NULL if no step gathers or reduces between groups */
     struct zr_stream *compute, *gather_stream, *reduce_stream, *gather_outer_stream, *reduce_outer_stream;

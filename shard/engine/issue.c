@@ -78,16 +78,20 @@ static int issue_gather_outer(struct zr_engine *e, const struct zr_job *job)
 /* Combines the sums of the unit: adds sums[sum] to sums[sum-1], then that to sums[sum-2], n_folds times.
  * Only `deterministic` keeps several sums, so that contributions are added in a fixed tree. Each sum is of
  * this rank's fine slice. */
-static int issue_folds(struct zr_engine *e, int32_t unit, int sum, int n_folds)
+static int issue_folds(struct zr_engine *e, const struct zr_job *job)
 {
     int32_t n;
-    const struct zr_flat *f = zr_unit_flats(e, unit, &n);
+    const struct zr_flat *f = zr_unit_flats(e, job->action.unit, &n);
     struct zr_stream *s = zr_last_reduction(e).stream;
-    for (; n_folds > 0; n_folds--, sum--)
-        for (int32_t i = 0; i < n; i++)
-            if (f[i].trainable)
-                ZR_TRY(e->dev->ops->add(s, zr_sum_at(e, &f[i], sum - 1), zr_sum_at(e, &f[i], sum), ZERO_F32,
-                                        f[i].fine_elems));
+    int sum = job->action.sum;
+    for (int left = job->action.n_folds; left > 0; left--, sum--)
+        for (int32_t i = 0; i < n; i++) {
+            if (zr_has_reduce_slot(e, &f[i]))
+                ZR_TRY(zr_fold_rounded(e, s, &f[i], job, sum));
+            else if (f[i].trainable)
+                ZR_TRY(e->dev->ops->add(s, (float *)zr_sum_at(e, &f[i], sum - 1), zr_sum_at(e, &f[i], sum),
+                                        ZERO_F32, f[i].fine_elems));
+        }
     return 0;
 }
 
@@ -117,7 +121,7 @@ static int issue_reduce(struct zr_engine *e, const struct zr_job *job)
     if (has_groups)
         ZR_TRY(d->event_record(e->ev.group_sum_done[zr_group_sum_index(a)], s));
     e->i.n_reduce++;
-    ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
+    ZR_TRY(issue_folds(e, job));
     return zr_mark_job(e, s, ZR_TRACK_REDUCE, ZR_SPAN_REDUCE, job, true);
 }
 
@@ -138,7 +142,7 @@ static int issue_reduce_outer(struct zr_engine *e, const struct zr_job *job)
         ZR_TRY(zr_gather_sums(e, &outer, s, job));
     ZR_TRY(d->event_record(e->ev.group_sum_free[zr_group_sum_index(a)], s));
     e->i.n_outer_reduce++;
-    ZR_TRY(issue_folds(e, a->unit, a->sum, a->n_folds));
+    ZR_TRY(issue_folds(e, job));
     return zr_mark_job(e, s, ZR_TRACK_REDUCE_OUTER, ZR_SPAN_REDUCE_OUTER, job, true);
 }
 
@@ -174,7 +178,7 @@ static int issue_job(struct zr_engine *e, const struct zr_job *job)
     case ZR_ACT_REDUCE_OUTER:
         return issue_reduce_outer(e, job);
     case ZR_ACT_FOLD:
-        return issue_folds(e, job->action.unit, job->action.sum, job->action.n_folds);
+        return issue_folds(e, job);
     case ZR_ACT_LEAVE_OUT:
         e->i.left_out[job->action.unit] = true;
         return 0;
@@ -235,7 +239,7 @@ int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t 
 {
     const struct zr_layout *l = e->layout;
     const int64_t n_folds = e->plan->n_sums - 1,
-                  usual = OPS_OF_JOB + (OPS_OF_FLAT + n_folds) * (int64_t)e->most_segs;
+                  usual = OPS_OF_JOB + (OPS_OF_FLAT + n_folds) * (int64_t)e->most_segs + e->most_roundings;
     if (kind == ZR_ACT_NORM)
         return usual + count_pieces(e, l->flats, l->n_flats, ZR_LEVEL_FINE) + zr_tp_digest_ops(e);
     if (kind == ZR_ACT_SNAPSHOT)

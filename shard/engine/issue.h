@@ -20,9 +20,9 @@ static inline const struct zr_flat *zr_unit_flats(const struct zr_engine *e, int
 }
 
 /* Returns this rank's slice of the flat's sum k. */
-static inline float *zr_sum_at(const struct zr_engine *e, const struct zr_flat *f, int k)
+static inline char *zr_sum_at(const struct zr_engine *e, const struct zr_flat *f, int k)
 {
-    return (float *)(e->reduce_base + zr_plan_sum(e->plan, f, e->at, k));
+    return e->reduce_base + zr_plan_sum(e->plan, f, e->at, k);
 }
 
 /* ---- axis_reduction.c ---- */
@@ -45,7 +45,7 @@ struct zr_axis_reduction zr_last_reduction(const struct zr_engine *e);
 /* Reduces the gradient of the job's unit, or its sum over a group. This rank's slices go where the action
  * says. */
 int zr_reduce_over_axis(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_job *job);
-/* Gathers the unit's reduced slices to whole fp32 sums on every rank, if the optimizer needs these: where the
+/* Gathers the unit's reduced slices to whole sums on every rank, if the optimizer needs these: where the
  * slices lie, or end to end at full_grad_at. Runs on r->stream, or on another stream that waits for it. */
 int zr_gather_sums(struct zr_engine *e, const struct zr_axis_reduction *r, struct zr_stream *s,
                    const struct zr_job *job);
@@ -59,6 +59,19 @@ int64_t zr_whole_sum_bytes(const struct zr_axis_reduction *r, const struct zr_fl
 /* Waits until no peer is still gathering this rank's sums, so that they may be overwritten. Does nothing if
  * nobody gathers sums. */
 int zr_sums_barrier(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_tag *tag);
+
+/* ---- bf16_sums.c ---- */
+
+/* Whether reductions of the flat's gradient end in the reduce slot, from which they are rounded to bf16. */
+bool zr_has_reduce_slot(const struct zr_engine *e, const struct zr_flat *f);
+/* Rounds the flat's sum over ranks, in the reduce slot, to where the action says. */
+int zr_round_reduced(struct zr_engine *e, struct zr_stream *s, const struct zr_flat *f,
+                     const struct zr_job *job);
+/* Adds the flat's sum number `sum` to the one before it. Uses the reduce slot. */
+int zr_fold_rounded(struct zr_engine *e, struct zr_stream *s, const struct zr_flat *f,
+                    const struct zr_job *job, int sum);
+/* Most operations of both in a job of the unit. */
+int64_t zr_rounding_ops(const struct zr_engine *e, int32_t unit);
 
 /* ---- others ---- */
 

@@ -17,7 +17,8 @@ double zr_unclipped_scale(const struct zr_engine *e, const struct zr_tuned *tune
 struct squares {
     struct zr_engine *e;
     const struct zr_tuned *tuned;
-    const float *x;
+    const char *x;
+    enum zero_dtype dtype;
     int64_t n;
 };
 
@@ -31,8 +32,8 @@ static int put_squares(struct squares *q)
     struct zr_own_squares *own = zr_engine_norm_at(e);
     double from = ldexp(ZR_MAX_NORM_TO_SQUARE / fabs(zr_unclipped_scale(e, q->tuned)), -20);
     const struct zr_largest largest = {
-        .word = &own->largest, .at = ((const char *)q->x - e->reduce_base) / 2, .from = from * from};
-    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, ZERO_F32, q->n, &largest) : 0;
+        .word = &own->largest, .at = (q->x - e->reduce_base) / 2, .from = from * from};
+    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->dtype, q->n, &largest) : 0;
 }
 
 /* Joins ranges that lie end to end into one operation, which is one kernel launch on a GPU. Ranges may only
@@ -40,11 +41,13 @@ static int put_squares(struct squares *q)
 static int norm_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
     struct squares *q = arg;
-    const float *x = zr_sum_at(q->e, f, 0) + (first - zr_engine_fine(q->e, f).first);
+    const int64_t size = zr_sum_size(f);
+    const char *x = zr_sum_at(q->e, f, 0) + (first - zr_engine_fine(q->e, f).first) * size;
     (void)p;
-    if (q->n == 0 || q->x + q->n != x || q->n % ZR_NORM_BLOCK) {
+    if (q->n == 0 || q->dtype != f->sum_dtype || q->x + q->n * size != x || q->n % ZR_NORM_BLOCK) {
         ZR_TRY(put_squares(q));
         q->x = x;
+        q->dtype = f->sum_dtype;
         q->n = 0;
     }
     q->n += n;
@@ -146,7 +149,7 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
 struct updating {
     struct zr_engine *e;
     const struct zr_job *job;
-    const float *grad;  /* at the flat's first kept element */
+    const char *grad;   /* at the flat's first kept element */
     int64_t first_kept; /* first kept element of the flat */
     /* Spans that are still to be updated, in the flat's arrays from the first span's first element on. */
     struct zr_update u;
@@ -251,7 +254,7 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
                           .param_dtype = f->dtype,
                           .masters = f->masters,
                           .moments = f->moments,
-                          .grad_dtype = ZERO_F32,
+                          .grad_dtype = f->sum_dtype,
                           .lr = up->job->lr * group->lr_scale,
                           .beta1 = group->beta1,
                           .beta2 = group->beta2,
@@ -264,7 +267,7 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
                           .master = wide ? (float *)master : NULL,
                           .remainder = f->masters == ZERO_MASTERS_REMAINDER ? (uint16_t *)master : NULL,
                           .param = zr_engine_param_at(e, f, first),
-                          .grad = up->grad + (first - up->first_kept),
+                          .grad = up->grad + (first - up->first_kept) * zr_sum_size(f),
                           .scalars = zr_engine_scalars(e)};
     if (!f->optimizer)
         return update_by_user(up, &k, f, p, first);
@@ -285,7 +288,7 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
         ZR_TRY(put_update(up));
     if (up->n_spans == 0)
         up->u = k;
-    int64_t at = (const float *)k.grad - (const float *)up->u.grad;
+    int64_t at = ((const char *)k.grad - (const char *)up->u.grad) / zr_sum_size(f);
     up->span[up->n_spans++] = (struct zr_update_span){
         at, n, k.lr, k.decay, zr_rounding_from(e, p, first - p->first, up->job->begun)};
     up->u.n = at + n;
@@ -294,13 +297,13 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
 
 /* Returns the reduced gradient of the flat's first kept element. full: where zr_gather_sums has put the
  * flat's, or NULL. */
-static const float *update_grad(const struct zr_engine *e, const struct zr_axis_reduction *last,
-                                const struct zr_flat *f, const float *full)
+static const char *update_grad(const struct zr_engine *e, const struct zr_axis_reduction *last,
+                               const struct zr_flat *f, const char *full)
 {
     if (full)
         return full;
     if (e->plan->hop[last->axis].sums_whole || e->plan->sum_in_place[f->unit])
-        return (const float *)(e->reduce_base + zr_sum_offset(e, last, f));
+        return e->reduce_base + zr_sum_offset(e, last, f);
     return zr_sum_at(e, f, 0);
 }
 
@@ -324,7 +327,7 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
         struct updating up = {.e = e,
                               .job = job,
                               .first_kept = kept.first,
-                              .grad = update_grad(e, &last, &f[i], gathered ? (const float *)full : NULL)};
+                              .grad = update_grad(e, &last, &f[i], gathered ? full : NULL)};
         ZR_TRY(zr_flat_ranges(e->layout, &f[i], kept.first, kept.first + kept.n, update_range, &up));
         ZR_TRY(put_update(&up));
         full += zr_whole_sum_bytes(&last, &f[i]);

@@ -267,7 +267,7 @@ static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at
         const struct zr_flat *f = &l->flats[i];
         struct zr_span own = zr_flat_span(f, where, ZR_LEVEL_FINE); /* the rank's slice, in elements */
         const int64_t sum_at = zr_plan_sum(e->plan, f, where, 0) / 2;
-        int64_t k = f->trainable && at >= sum_at ? (at - sum_at) * 2 / (int64_t)sizeof(float) : -1;
+        int64_t k = f->trainable && at >= sum_at ? (at - sum_at) * 2 / zr_sum_size(f) : -1;
         for (int32_t p = f->first_piece; k >= 0 && k < own.n && p < f->first_piece + f->n_pieces; p++)
             if (own.first + k >= l->pieces[p].first && own.first + k < l->pieces[p].first + l->pieces[p].n)
                 return l->tensors[l->pieces[p].tensor].name;

@@ -97,9 +97,10 @@ int zr_tables_open(struct zr_engine *e)
     ZR_TABLE(e, e->i.gather_segs, flats);
     ZR_TABLE(e, e->i.reduce_segs, flats);
     ZR_TABLE(e, e->i.left_out, units);
-    for (int32_t u = 0; u < units; u++)
-        if (e->layout->units[u].n_flats > e->most_segs)
-            e->most_segs = e->layout->units[u].n_flats;
+    for (int32_t u = 0; u < units; u++) {
+        e->most_segs = (int32_t)zr_max(e->most_segs, e->layout->units[u].n_flats);
+        e->most_roundings = zr_max(e->most_roundings, zr_rounding_ops(e, u));
+    }
     return 0;
 }
 

@@ -74,8 +74,20 @@ static bool is_kept_as_read(const struct chunk *c)
     const int64_t master_size = zr_plan_master_size(c->flat);
     if (c->kind >= 0)
         return c->flat->moments == ZERO_MOMENTS_F32;
+    if (c->kind == ZR_VALUE_GRAD)
+        return c->flat->sum_dtype == ZERO_F32;
     return c->kind != ZR_VALUE_MASTER ||
            c->size == (master_size ? master_size : zr_dtype_bytes(c->flat->dtype));
+}
+
+/* Widens n elements of this rank's slice of a gradient sum. */
+static int load_sum(struct zr_engine *e, const struct zr_flat *f, int64_t first, int64_t n, char *dst)
+{
+    int64_t before = first - zr_engine_fine(e, f).first;
+    const char *from = zr_sum_at(e, f, 0) + before * zr_sum_size(f);
+    if (f->sum_dtype == ZERO_F32)
+        return e->dev->ops->copy(e->reduce_stream, dst, from, n * zr_sum_size(f));
+    return e->dev->ops->cast(e->reduce_stream, dst, ZERO_F32, from, f->sum_dtype, n);
 }
 
 /* Copies n of the chunk's elements from where this rank has them. dst is device memory, or any memory if the
@@ -86,10 +98,9 @@ static int load(struct zr_engine *e, const struct chunk *c, int64_t first, int64
         return zr_state_read(e, c->flat, c->kind, first, n, (float *)dst);
     if (c->kind == ZR_VALUE_MASTER)
         return zr_masters_read(e, c->flat, first, n, (float *)dst);
-    const char *from = c->kind == ZR_VALUE_PARAM ? zr_engine_param_at(e, c->flat, first)
-                                                 : e->reduce_base + zr_plan_sum(e->plan, c->flat, e->at, 0) +
-                                                       (first - zr_engine_fine(e, c->flat).first) * c->size;
-    return e->dev->ops->copy(e->reduce_stream, dst, from, n * c->size);
+    if (c->kind == ZR_VALUE_GRAD)
+        return load_sum(e, c->flat, first, n, dst);
+    return e->dev->ops->copy(e->reduce_stream, dst, zr_engine_param_at(e, c->flat, first), n * c->size);
 }
 
 /* Whether every rank holds the whole value, so that nothing has to be sent to read it. */

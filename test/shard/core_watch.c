@@ -480,6 +480,8 @@ static void fold(struct watch *w, const struct zr_action *a)
 static void add_to_sum(struct watch *w, const struct zr_action *a, const char *what)
 {
     struct watch_unit *u = &w->unit[a->unit];
+    EXPECT(a->contribution == u->n_added);
+    u->n_added++;
     EXPECT(a->accumulate ? *u->sum[a->sum] : !*u->sum[a->sum]);
     EXPECT(a->accumulate || a->sum == 0 || *u->sum[a->sum - 1]); /* sums are a stack */
     add_text(u->sum[a->sum], what);
@@ -650,6 +652,7 @@ static void act(struct watch *w, const struct zr_action *a, enum zr_core_event_k
         break;
     case ZR_ACT_FOLD:
         EXPECT((kind == ZR_EV_STEP || kind == ZR_EV_NORM) && a->n_folds > 0);
+        EXPECT(a->contribution == w->unit[a->unit].n_added);
         fold(w, a);
         break;
     case ZR_ACT_LEAVE_OUT:
@@ -768,7 +771,7 @@ static void after_step(struct watch *w, bool dropped)
         CHECK(u->whole, "unit %d was not gathered between groups", i);
         *u->inner = 0;
         u->outer_done = false;
-        u->n_outer = 0;
+        u->n_outer = u->n_added = 0;
         for (int32_t k = 0; k < w->spec.n_sums; k++)
             *u->sum[k] = 0;
     }

@@ -48,6 +48,8 @@ struct watch_unit {
     bool whole;
     /* reductions between groups since the step */
     int32_t n_outer;
+    /* contributions that were added to its sums since the step */
+    int32_t n_added;
     /* it is trainable, and a backward bracket of it has ended at any time since watch_open */
     bool has_ended_backward;
     /* its gradient is a sum in place that was not used yet */

@@ -132,6 +132,8 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
         p->opt.dp_shard = 1 + (int)random_below(r, 4);
         world = p->opt.dp_shard * (1 + (int)random_below(r, 4));
     }
+    for (int32_t i = 0; n % 2 == 0 && i < n; i++) /* drawn from the model itself */
+        t[i].sum_dtype = t[i].dtype;
     lay_out(p, t, n, world);
     p->opt.grad_accum_steps = chance(r, 50) ? 1 : 1 + (int)random_below(r, 9);
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
@@ -244,6 +246,43 @@ static int64_t most_inner_sums(const struct zr_layout *l)
     return most;
 }
 
+/* Bytes of the gathered sums of one unit: the most of any unit whose sums are not in its gradients. */
+static int64_t most_gathered(const struct zr_plan *p, bool of_group)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t most = 0, n = 0;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        n = i == l->units[f->unit].first_flat ? 0 : n;
+        if (f->trainable && !p->sum_in_place[f->unit])
+            n += (of_group ? f->inner_elems : f->elems) * zr_sum_size(f);
+        most = zr_max(most, n);
+    }
+    return most;
+}
+
+/* Whether a reduction of the flat's gradient has to be rounded to get to its sum. */
+static bool is_rounded(const struct zr_plan *p, const struct zr_flat *f)
+{
+    bool is_the_sum = p->world == 1 && p->sum_in_place[f->unit];
+    return f->trainable && f->sum_dtype == ZERO_BF16 && !is_the_sum;
+}
+
+/* Bytes of the fp32 sums on their way to bf16 sums: the most of any unit. */
+static int64_t most_reduced(const struct zr_plan *p)
+{
+    const struct zr_layout *l = p->layout;
+    int64_t most = 0, n = 0;
+    for (int32_t i = 0; i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
+        n = i == l->units[f->unit].first_flat ? 0 : n;
+        if (is_rounded(p, f))
+            n += f->fine_elems * 4;
+        most = zr_max(most, n);
+    }
+    return most;
+}
+
 /* Elements of a rank's inner slice before its fine slice. */
 static int64_t before_in_group(const struct zr_plan *p, const struct zr_flat *f, int32_t r)
 {
@@ -256,7 +295,6 @@ static void check_reduce_arena(const struct zr_plan *p)
     static struct intervals x;
     const struct zr_layout *l = p->layout;
     x.n = 0;
-    int64_t widest = 0;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         if (!f->trainable)
@@ -267,23 +305,20 @@ static void check_reduce_arena(const struct zr_plan *p)
             int64_t first = zr_flat_span(f, zr_where_of(&p->placement, r), ZR_LEVEL_FINE).first,
                     size = zr_dtype_bytes(f->dtype);
             int64_t from = zr_plan_sum(p, f, zr_where_of(&p->placement, r), 0) - zr_plan_grad_full(p, f, -1);
-            CHECK(size == (int64_t)sizeof(float) && from == first * size && from >= end,
+            CHECK(size == zr_sum_size(f) && from == first * size && from >= end,
                   "flat %d, rank %d: its sum is at %lld of its gradient", i, r, (long long)from);
         }
         for (int k = 0; !p->sum_in_place[f->unit] && k < p->n_sums; k++) {
             put(&x, zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k),
-                (sums_in_group(p) ? f->inner_elems : f->fine_elems) * (int64_t)sizeof(float));
+                (sums_in_group(p) ? f->inner_elems : f->fine_elems) * zr_sum_size(f));
             CHECK(zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k) % 128 == 0, "flat %d", i);
             for (int r = 0; r < l->world; r++)
                 CHECK(zr_plan_sum(p, f, zr_where_of(&p->placement, r), k) ==
                           zr_plan_sum(p, f, zr_where_of(&p->placement, 0), k) +
-                              (sums_in_group(p) ? before_in_group(p, f, r) * 4 : 0),
+                              (sums_in_group(p) ? before_in_group(p, f, r) * zr_sum_size(f) : 0),
                       "flat %d", i);
         }
     }
-    for (int32_t u = 0; u < l->n_units; u++)
-        if (!p->sum_in_place[u])
-            widest = zr_max(widest, l->units[u].elems * (int64_t)sizeof(float));
     for (int32_t s = 0; s < p->n_grad_slots; s++) {
         put(&x, p->grad_slots[s].at, p->grad_slots[s].bytes);
         CHECK(p->grad_slots[s].at % ZR_PIECE_ALIGN == 0, "slot %d", s);
@@ -292,6 +327,8 @@ static void check_reduce_arena(const struct zr_plan *p)
     put(&x, p->norm_at, sizeof(struct zr_own_squares));
     put(&x, p->control_at, ZR_CONTROL_BYTES);
     put(&x, p->group_slots_at, p->n_group_slots * p->group_slot_bytes);
+    put(&x, p->reduce_slot_at, p->reduce_slot_bytes);
+    CHECK(p->reduce_slot_bytes == most_reduced(p), "%lld", (long long)p->reduce_slot_bytes);
     CHECK(p->n_group_slots == (p->outer_each ? 2 : 0), "%d", p->n_group_slots);
     CHECK(p->group_slot_bytes == (p->outer_each ? most_inner_sums(l) : 0), "%lld",
           (long long)p->group_slot_bytes);
@@ -309,8 +346,21 @@ static void check_reduce_arena(const struct zr_plan *p)
         put(&x, p->values_at, p->values_bytes);
     }
     CHECK(p->values_bytes >= 4 && p->values_bytes <= ZR_VALUE_BYTES, "%lld", (long long)p->values_bytes);
-    put(&x, p->full_grad_at, p->hop[ZR_INNER].sums_whole ? widest : p->full_grad_bytes);
+    put(&x, p->full_grad_at, p->hop[ZR_INNER].sums_whole ? most_gathered(p, false) : p->full_grad_bytes);
     check_intervals(&x, p->reduce_bytes - REDUCE_SCRATCH);
+    /* Units take turns in the reduce slot, too. */
+    for (int32_t u = 0; u < l->n_units; u++) {
+        for (int32_t i = 0; i < l->units[u].n_flats; i++) {
+            const struct zr_flat *f = &l->flats[l->units[u].first_flat + i];
+            const struct zr_where first = zr_where_of(&p->placement, 0);
+            int64_t at = f->trainable ? zr_plan_reduced(p, f, first, 0) : 0;
+            if (is_rounded(p, f))
+                put(&x, at - p->reduce_slot_at, f->fine_elems * 4);
+            else
+                CHECK(!f->trainable || at == zr_plan_sum(p, f, first, 0), "flat %d of unit %d", i, u);
+        }
+        check_intervals(&x, p->reduce_slot_bytes);
+    }
     /* Units take turns in a group slot. The flats of a unit lie side by side in it. */
     for (int32_t u = 0; u < l->n_units && p->outer_each; u++) {
         for (int32_t i = 0; i < l->units[u].n_flats; i++) {
@@ -429,19 +479,17 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     int64_t sums = 0, homes = 0;
     for (int32_t i = 0; i < l->n_flats; i++)
         if (l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit])
-            sums += sums_in_group(p) ? l->flats[i].inner_elems : l->flats[i].fine_elems;
-    CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums * 4, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
+            sums += (sums_in_group(p) ? l->flats[i].inner_elems : l->flats[i].fine_elems) *
+                    zr_sum_size(&l->flats[i]);
+    CHECK(p->bytes[ZR_MEM_GRAD_SHARDS] == sums, "%lld", (long long)p->bytes[ZR_MEM_GRAD_SHARDS]);
     CHECK(p->bytes[ZR_MEM_GRAD_SUMS] ==
-              (p->n_sums - 1) * sums * 4 +
+              (p->n_sums - 1) * sums + zr_round_up(p->reduce_slot_bytes, ZR_PIECE_ALIGN) +
                   zr_round_up(p->n_group_slots * p->group_slot_bytes, ZR_PIECE_ALIGN),
           "%lld", (long long)p->bytes[ZR_MEM_GRAD_SUMS]);
-    int64_t widest = 0;
-    for (int32_t u = 0; u < l->n_units; u++) {
+    for (int32_t u = 0; u < l->n_units; u++)
         homes += zr_plan_grad_home(p, u) ? l->units[u].grad_bytes : 0;
-        widest = zr_max(widest, p->sum_in_place[u] ? 0 : l->units[u].elems);
-    }
-    int64_t gathered = copies == l->world && l->world > 1      ? widest * 4
-                       : o->hybrid == ZR_HSDP && p->outer_each ? most_inner_sums(l)
+    int64_t gathered = copies == l->world && l->world > 1      ? most_gathered(p, false)
+                       : o->hybrid == ZR_HSDP && p->outer_each ? most_gathered(p, true)
                                                                : 0;
     CHECK(p->bytes[ZR_MEM_GRAD_GATHERED] == gathered, "%lld", (long long)p->bytes[ZR_MEM_GRAD_GATHERED]);
     CHECK(p->bytes[ZR_MEM_SNAPSHOT] == p->snapshot_bytes, "%lld", (long long)p->bytes[ZR_MEM_SNAPSHOT]);
@@ -1370,6 +1418,60 @@ static void declared_uses(void **state)
             }
 }
 
+/* Makes layers of the size of a small GPT's, in bf16, whose gradient sums have that dtype. */
+static void plan_bf16(struct planned *p, enum zero_dtype sum_dtype, int world)
+{
+    enum { LAYERS = 13, ELEMS = 9 * 1024 * 1024 };
+    struct zr_tensor *t = calloc(LAYERS, sizeof *t);
+    for (int32_t i = 0; i < LAYERS; i++) {
+        t[i] = make_tensor("layer", ELEMS, i);
+        t[i].dtype = ZERO_BF16;
+        t[i].sum_dtype = sum_dtype;
+    }
+    lay_out(p, t, LAYERS, world);
+    assert_int_equal(plan_again(p), 0);
+}
+
+/* bf16 sums take half of the memory, and none on one rank that adds up nothing. Reductions on several ranks
+ * need fp32 memory for one unit's sums. */
+static void bf16_sums_take_less(void **state)
+{
+    static const struct {
+        int stage, world, accum;
+        enum zr_hybrid hybrid;
+    } ways[] = {{0, 1, 1}, {0, 4, 1}, {1, 4, 1}, {3, 1, 1},          {3, 4, 1},          {0, 1, 4},
+                {0, 4, 4}, {2, 4, 4}, {3, 4, 4}, {3, 4, 1, ZR_HSDP}, {3, 4, 1, ZR_HFSDP}};
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        struct planned wide = {.opt = default_options(ways[i].stage)}, narrow;
+        wide.opt.grad_accum_steps = ways[i].accum;
+        wide.opt.hybrid = ways[i].hybrid;
+        wide.opt.dp_shard = ways[i].hybrid ? 2 : 0;
+        narrow = wide;
+        plan_bf16(&wide, ZERO_F32, ways[i].world);
+        plan_bf16(&narrow, ZERO_BF16, ways[i].world);
+        const int64_t n = wide.layout->n_params, per_rank = n / ways[i].world, unit = n / 13;
+        const int64_t inner = unit / (ways[i].hybrid ? 2 : 1), fine = unit / ways[i].world;
+        const bool in_place = (ways[i].stage == 0 || ways[i].world == 1) && ways[i].accum == 1;
+        const int64_t gathered = ways[i].stage == 0 && ways[i].world > 1 ? unit : 0;
+        int64_t saved = (in_place ? 1 : wide.plan->n_sums) * per_rank * 4;
+        if (!in_place)
+            saved -= narrow.plan->n_sums * per_rank * 2;
+        if (ways[i].stage == 3 && in_place) /* each gradient is kept, and not only those in slots */
+            saved -= (13 - wide.plan->n_grad_slots) * unit * 2;
+        if (ways[i].hybrid) /* sums of inner slices become sums of fine slices, and two group slots */
+            saved += (unit * 13 / 2 - per_rank) * 4 - 2 * inner * 4;
+        if (ways[i].hybrid == ZR_HSDP) /* the sum is gathered apart */
+            saved -= inner * 2;
+        saved += gathered * (in_place ? 4 : 2);
+        saved -= ways[i].world > 1 || !in_place ? fine * 4 : 0;
+        CHECK(wide.plan->total_bytes - narrow.plan->total_bytes == saved, "way %d: %lld bytes less, not %lld",
+              (int)i, (long long)(wide.plan->total_bytes - narrow.plan->total_bytes), (long long)saved);
+        CHECK(narrow.plan->sum_in_place[0] == in_place, "way %d", (int)i);
+        release(&wide);
+        release(&narrow);
+    }
+}
+
 /* Plans that sum contributions in different ways have different hashes. */
 static void hash_covers_the_sums(void **state)
 {
@@ -1487,6 +1589,7 @@ int main(void)
         cmocka_unit_test(small_budgets_are_refused),
         cmocka_unit_test(gathers_are_the_fewest),
         cmocka_unit_test(memory_and_traffic_of_groups),
+        cmocka_unit_test(bf16_sums_take_less),
         cmocka_unit_test(groups_of_one_and_of_all),
         cmocka_unit_test(traffic_by_stage),
         cmocka_unit_test(traffic_by_tensor),

@@ -48,6 +48,10 @@ struct model {
     bool bf16_wire;
     enum zero_masters masters;
     enum zero_moments moments;
+    /* gradient sums of bf16 tensors are bf16 */
+    bool bf16_sums;
+    /* gradients of later global micro-batches are 0; 0: none are */
+    int n_given;
 };
 
 static int below(uint64_t *s, int n)
@@ -112,6 +116,7 @@ static void draw_model(struct model *m, uint64_t seed, bool plain_calls)
     m->clip = below(&s, 2) ? 0.05f : 0;
     m->masters = (enum zero_masters)below(&s, 3);
     m->moments = (enum zero_moments)below(&s, 3);
+    m->bf16_sums = random_mix(m->seed + 2) % 2;
     if (plain_calls)
         return;
     m->nest = below(&s, 3) == 0;
@@ -180,7 +185,8 @@ static void backward_unit(const struct model *m, struct place *p, int unit, int 
         if (slice < 0 || slice >= m->t[t].slices || m->t[t].frozen)
             continue;
         for (int64_t i = slice * n; i < (slice + 1) * n; i++) {
-            float x = weight * gradient(m, t, i, load(m, t, p[t].param, i), step, g);
+            bool given = !m->n_given || g < m->n_given;
+            float x = given ? weight * gradient(m, t, i, load(m, t, p[t].param, i), step, g) : 0;
             float old = m->t[t].overwrite ? 0 : load(m, t, p[t].grad, i);
             if (m->t[t].bf16)
                 ((uint16_t *)p[t].grad)[i] = bf16_from_float(old + x);
@@ -393,6 +399,9 @@ static void *run_rank(void *arg)
     cfg.launch.timeout_ms = 20000;
     if (m->bf16_wire)
         cfg.memory.wire_dtype = ZERO_BF16;
+    if (m->bf16_sums)
+        cfg.memory.grad_sum_dtype = ZERO_BF16;
+    cfg.grad_sum = m->n_given > 0;
     if (r->any_states)
         cfg.memory.states = draw_states(r);
     void *old[MAX_TENSORS];
@@ -502,11 +511,13 @@ static bool rounds_at_random(const struct model *m)
 }
 
 /* Bounds the rounding error of an element's gradient, from the mean size of its micro-batches and the
- * possible error of its weight. */
+ * possible error of its weight. Each contribution to a bf16 sum is rounded up or down. */
 static double gradient_error(const struct model *m, int t, double size, double w, double w_error)
 {
     bool rounded = m->t[t].bf16 || m->bf16_wire;
-    return size * (rounded ? 0x1p-6 : 0x1p-20) + 0.25 * (w_error + (m->t[t].bf16 ? fabs(w) * 0x1p-8 : 0));
+    double of_sums = m->t[t].bf16 && m->bf16_sums ? 2 * m->accum * 0x1p-7 : 0;
+    return size * ((rounded ? 0x1p-6 : 0x1p-20) + of_sums) +
+           0.25 * (w_error + (m->t[t].bf16 ? fabs(w) * 0x1p-8 : 0));
 }
 
 /* Compares with AdamW in fp64 over the whole model, as in an unsharded program. It rounds weights as the
@@ -646,6 +657,7 @@ static void worlds_agree(void **state)
         struct model m;
         draw_model(&m, first_seed + 1000 + (uint64_t)i, true);
         m.accum = 4;
+        m.bf16_sums = false; /* with fewer ranks, a sum has more contributions, and is rounded more often */
         struct run first;
         run_world(&m, &(struct run){.stage = 0, .world = 1, .brackets = false}, &first);
         assert_near_reference(&m, &first);
@@ -663,6 +675,29 @@ static void worlds_agree(void **state)
                     assert_same(&m, &first, &other);
                     free_values(&other);
                 }
+        free_values(&first);
+    }
+}
+
+/* With one contribution per step, sums are rounded once, so also with bf16 sums worlds give the same bits. */
+static void worlds_of_one_contribution_agree(void **state)
+{
+    for (int i = 0; i < n_models; i++) {
+        struct model m;
+        draw_model(&m, first_seed + 5000 + (uint64_t)i, true);
+        m.accum = m.n_given = 2;
+        m.bf16_sums = true;
+        struct run first;
+        run_world(&m, &(struct run){.stage = 3, .world = 2, .brackets = true}, &first);
+        for (int world = 2; world <= max_world; world *= 2)
+            for (int stage = 0; stage <= 3; stage++) {
+                struct run other;
+                run_world(
+                    &m, &(struct run){.stage = stage, .world = world, .brackets = true, .gpu = where_has_gpu},
+                    &other);
+                assert_same(&m, &first, &other);
+                free_values(&other);
+            }
         free_values(&first);
     }
 }
@@ -782,6 +817,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(stages_agree),
         cmocka_unit_test(worlds_agree),
+        cmocka_unit_test(worlds_of_one_contribution_agree),
         cmocka_unit_test(not_deterministic),
         cmocka_unit_test(hybrids_agree),
         cmocka_unit_test(granules_change_no_bits),
