@@ -18,6 +18,7 @@
 #include "kernels/error.h"
 #include "kernels/log.h"
 #include "kernels/optimizers.h"
+#include "kernels/state_codes.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,35 +32,72 @@ struct zr_step_scalars {
     uint32_t skip;
 };
 
-/* One contiguous range of n elements of a tensor, for an element-wise optimizer (optimizers.h) in fp32. Each
- * gradient is first multiplied by scalars->grad_scale. The kind's file defines the rest. */
+/* How masters are kept. REMAINDER: as the bf16 weight and 16 more bits. NONE: as the bf16 weight only, which
+ * is rounded at random. */
+enum zr_masters { ZR_MASTERS_F32, ZR_MASTERS_REMAINDER, ZR_MASTERS_NONE };
+
+/* How the states of an optimizer are kept: as fp32, as bf16, or in 8 bits (state_codes.h). BF16 and Q8 are
+ * rounded at random. */
+enum zr_moments { ZR_MOMENTS_F32, ZR_MOMENTS_BF16, ZR_MOMENTS_Q8 };
+
+/* One contiguous range of n elements of a tensor, for an element-wise optimizer (optimizers.h), which
+ * computes in fp32. Each gradient is first multiplied by scalars->grad_scale. The kind's file defines the
+ * rest. */
 struct zr_update {
     enum zero_optimizer kind;
     enum zero_dtype param_dtype;
+    enum zr_masters masters;
+    enum zr_moments moments;
     /* decay: weight decay, 0 for a tensor without. c1, c2: bias corrections, 1 if the kind has none. */
     float lr, beta1, beta2, eps, decay, c1, c2;
     /* number of the step, from 1 */
     int64_t t;
     /* number of elements */
     int64_t n;
-    /* (n) fp32 weights, read and written */
+    /* (n) fp32 weights, read and written; NULL unless masters is F32 */
     float *master;
-    /* (n) param_dtype, written with the rounded weight. NULL or == master: not written. */
+    /* (n) lower halves of the masters, read and written, if masters is REMAINDER */
+    uint16_t *remainder;
+    /* (n) param_dtype, written with the rounded weight. NULL or == master: not written. It is bf16, and read
+     * too, unless masters is F32. */
     void *param;
     /* (n) fp32 gradient, reduced but not yet scaled */
     const float *grad;
-    /* (n) each, zr_optimizer_states(kind, beta1) of them; the others are NULL */
-    float *state[ZR_OPTIMIZER_STATES];
+    /* (n) each, zr_optimizer_states(kind, beta1) of them; the others are NULL. An element is a float, a bf16
+     * or a code of one byte, as moments says. */
+    void *state[ZR_OPTIMIZER_STATES];
+    /* (n / ZR_Q8_BLOCK, rounded up) each, if moments is Q8. Element 0 then begins a block of its tensor, and
+     * rounding.at and rounding.run are multiples of ZR_Q8_BLOCK. */
+    uint16_t *scale[ZR_OPTIMIZER_STATES];
+    /* noise, if anything is rounded at random */
+    struct zr_rounding rounding;
     /* device memory */
     const struct zr_step_scalars *scalars;
 };
 
-/* Elements of an update with a different lr and decay: n elements from element first on. */
+/* Elements of an update with a different lr, decay and noise: n elements from element first on. */
 struct zr_update_span {
     int64_t first, n;
     float lr, decay;
+    struct zr_rounding rounding;
 };
 #define ZR_MAX_SPANS 64 /* most spans of an update */
+
+/* What encode and decode convert from and to fp32 (state_codes.h). WEIGHT: bf16 weights, rounded from masters
+ * to nearest, with ties away from zero. REMAINDER: those, and the lower halves of the masters beside them.
+ * Q8, Q8_SQUARES: 8-bit codes of a state, or of a state of squares, and scales beside them. Codes are
+ * rounded to nearest. */
+enum zr_coding { ZR_CODING_WEIGHT, ZR_CODING_REMAINDER, ZR_CODING_Q8, ZR_CODING_Q8_SQUARES };
+
+/* n elements in fewer bytes. */
+struct zr_coded {
+    enum zr_coding coding;
+    /* (n) of 2 bytes, or of 1 byte for Q8 */
+    void *at;
+    /* REMAINDER: (n). Q8: (n / ZR_Q8_BLOCK, rounded up); element 0 begins a block, and only a block at the
+     * end of a tensor may be short. */
+    uint16_t *beside;
+};
 
 /* An exact sum of doubles. The order of additions does not matter, so ranks, shards and streams may add in
  * any order and get the same bits. It is Kulisch's long accumulator (exact_sum.h), and plain data that may be
@@ -132,6 +170,12 @@ struct zr_host_kernels {
     void (*scale)(float *x, int64_t n, float factor);
     /* param_dtype is F32 or BF16. */
     void (*update)(const struct zr_update *u);
+    /* dst[i] = dst[i] + src[i] in bf16: the sum in fp32, rounded at random with noise of the kind
+     * ZR_NOISE_SUM. */
+    void (*add_rounded)(uint16_t *dst, const float *src, int64_t n, const struct zr_rounding *rounding);
+    /* Source and destination do not overlap. */
+    void (*encode)(const struct zr_coded *to, const float *src, int64_t n);
+    void (*decode)(float *dst, const struct zr_coded *from, int64_t n);
 };
 
 /* Returns the table for isa, or NULL if this CPU or build does not have it. */
@@ -303,6 +347,11 @@ struct zr_device_ops {
      * copied. */
     int (*update_spans)(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
                         int n_spans);
+    /* The structs are copied. */
+    int (*add_rounded)(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                       const struct zr_rounding *rounding);
+    int (*encode)(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n);
+    int (*decode)(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n);
     /* Begin and end of a step's agreement (agreement.h). The arguments are copied. */
     int (*agree_begin)(struct zr_stream *s, const struct zr_agree_begin *b);
     int (*agree_end)(struct zr_stream *s, const struct zr_agree_end *e);

@@ -117,6 +117,26 @@ int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src,
     return err;
 }
 
+static int check_precision(const struct zr_update *u, int n_states)
+{
+    const struct zr_rounding *r = &u->rounding;
+    const bool q8 = u->moments == ZR_MOMENTS_Q8 && n_states > 0;
+    if (u->masters != ZR_MASTERS_F32 && (!u->param || u->param_dtype != ZERO_BF16))
+        return zr_fail(ZERO_ERR_ARG, "update: without fp32 masters, param must be bf16");
+    if (u->masters == ZR_MASTERS_REMAINDER && !u->remainder)
+        return zr_fail(ZERO_ERR_ARG, "update: remainder is NULL, and masters need it");
+    for (int i = 0; q8 && i < n_states; i++)
+        if (!u->scale[i])
+            return zr_fail(ZERO_ERR_ARG, "update: scale[%d] is NULL, and 8-bit states need it", i);
+    if (q8 &&
+        (r->first % ZR_Q8_BLOCK || r->at % ZR_Q8_BLOCK || r->run % ZR_Q8_BLOCK || r->skip % ZR_Q8_BLOCK))
+        return zr_fail(
+            ZERO_ERR_ARG,
+            "update: 8-bit states begin at element %lld, with runs of %lld: must be multiples of %d",
+            (long long)r->first, (long long)r->run, ZR_Q8_BLOCK);
+    return 0;
+}
+
 int zr_check_update(const struct zr_update *u)
 {
     int err = zr_check_count("update", "n", u->n);
@@ -131,7 +151,7 @@ int zr_check_update(const struct zr_update *u)
         if (!u->state[i])
             err = zr_fail(ZERO_ERR_ARG, "update: state[%d] is NULL, and %s keeps its %s there", i, kind->name,
                           kind->state[i]);
-    return err;
+    return err || u->n == 0 ? err : check_precision(u, n_states);
 }
 
 int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span *spans, int n_spans)
@@ -145,6 +165,9 @@ int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span
             err = zr_fail(ZERO_ERR_ARG,
                           "update: span %d has %lld elements from element %lld on, but there are %lld", i,
                           (long long)a->n, (long long)a->first, (long long)u->n);
+        if (!err && u->moments == ZR_MOMENTS_Q8 && a->first % ZR_Q8_BLOCK)
+            err = zr_fail(ZERO_ERR_ARG, "update: span %d begins at element %lld: must be a multiple of %d", i,
+                          (long long)a->first, ZR_Q8_BLOCK);
         for (int k = 0; k < i && !err; k++)
             if (a->n > 0 && spans[k].n > 0 && a->first < spans[k].first + spans[k].n &&
                 spans[k].first < a->first + a->n)
@@ -153,21 +176,58 @@ int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span
     return err;
 }
 
+int64_t zr_coding_bytes(enum zr_coding coding)
+{
+    return coding == ZR_CODING_WEIGHT || coding == ZR_CODING_REMAINDER ? 2 : 1;
+}
+
+int64_t zr_coding_bytes_beside(enum zr_coding coding, int64_t n)
+{
+    const int64_t n_blocks = (n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK;
+    return coding == ZR_CODING_WEIGHT ? 0 : 2 * (coding == ZR_CODING_REMAINDER ? n : n_blocks);
+}
+
+int zr_check_coded(const char *op, const struct zr_coded *c, int64_t n)
+{
+    if ((unsigned)c->coding > ZR_CODING_Q8_SQUARES)
+        return zr_fail(ZERO_ERR_ARG, "%s: coding is %d, must be 0 to %d", op, (int)c->coding,
+                       ZR_CODING_Q8_SQUARES);
+    if (n > 0 && c->coding != ZR_CODING_WEIGHT && !c->beside)
+        return zr_fail(ZERO_ERR_ARG, "%s: beside is NULL, and coding %d needs it", op, (int)c->coding);
+    return zr_check_count(op, "n", n);
+}
+
+int64_t zr_moments_bytes(enum zr_moments moments)
+{
+    return moments == ZR_MOMENTS_F32 ? 4 : moments == ZR_MOMENTS_BF16 ? 2 : 1;
+}
+
+void zr_update_advance(struct zr_update *u, int64_t by)
+{
+    const bool in_place = u->param == u->master;
+    if (u->master)
+        u->master += by;
+    if (u->remainder)
+        u->remainder += by;
+    if (u->param)
+        u->param = in_place ? (void *)u->master : (char *)u->param + by * zr_dtype_bytes(u->param_dtype);
+    u->grad += by;
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++) {
+        if (u->state[i])
+            u->state[i] = (char *)u->state[i] + by * zr_moments_bytes(u->moments);
+        if (u->scale[i])
+            u->scale[i] += by / ZR_Q8_BLOCK;
+    }
+}
+
 struct zr_update zr_update_of_span(const struct zr_update *u, const struct zr_update_span *span)
 {
     struct zr_update part = *u;
     part.lr = span->lr;
     part.decay = span->decay;
     part.n = span->n;
-    part.master += span->first;
-    part.grad += span->first;
-    if (u->param == u->master)
-        part.param = part.master;
-    else if (u->param)
-        part.param = (char *)u->param + span->first * zr_dtype_bytes(u->param_dtype);
-    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
-        if (u->state[i])
-            part.state[i] += span->first;
+    part.rounding = span->rounding;
+    zr_update_advance(&part, span->first);
     return part;
 }
 

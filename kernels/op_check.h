@@ -18,6 +18,15 @@ int zr_check_sources(const char *op, int n_src, enum zero_dtype src, int64_t n);
 int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src, enum zero_dtype src);
 int zr_check_update(const struct zr_update *u);
 int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span *spans, int n_spans);
+int zr_check_coded(const char *op, const struct zr_coded *c, int64_t n);
+/* Returns the bytes of one element, without what is beside it. */
+int64_t zr_coding_bytes(enum zr_coding coding);
+/* Returns the bytes that are beside n elements. */
+int64_t zr_coding_bytes_beside(enum zr_coding coding, int64_t n);
+/* Returns the bytes of one element of a state, without scales. */
+int64_t zr_moments_bytes(enum zr_moments moments);
+/* Moves the pointers of an update forward by some elements, a multiple of ZR_Q8_BLOCK if there are scales. */
+void zr_update_advance(struct zr_update *u, int64_t by);
 /* Returns the span as a separate update. */
 struct zr_update zr_update_of_span(const struct zr_update *u, const struct zr_update_span *span);
 int zr_check_agree_begin(const struct zr_agree_begin *b);

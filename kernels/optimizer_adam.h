@@ -7,11 +7,11 @@
 #ifndef ZR_KERNELS_OPTIMIZER_ADAM_H
 #define ZR_KERNELS_OPTIMIZER_ADAM_H
 
-enum { ADAM_STATES = 2, ADAM_MOMENTUM_ONLY = 0, ADAM_FIRST_STEP = 0 };
+enum { ADAM_STATES = 2, ADAM_MOMENTUM_ONLY = 0, ADAM_FIRST_STEP = 0, ADAM_SQUARES = 1 };
 
 #define ADAM_ROW                                                                                             \
-    .source = "arXiv:1412.6980", .state = {"first moment", "second moment"}, .keeps_squares = true,          \
-    .granule = 1, .bias_correction = true, .eps_divides = true, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f
+    .source = "arXiv:1412.6980", .state = {"first moment", "second moment"}, .granule = 1,                   \
+    .bias_correction = true, .eps_divides = true, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f
 
 /* Also used by AdamW. */
 ALWAYS_INLINE vec adam_of_moments(const struct update_constants *k, vec g, vec *m, vec *v)

@@ -8,11 +8,11 @@
 
 #include "kernels/optimizer_adam.h"
 
-enum { ADAMW_STATES = 2, ADAMW_MOMENTUM_ONLY = 0, ADAMW_FIRST_STEP = 0 };
+enum { ADAMW_STATES = 2, ADAMW_MOMENTUM_ONLY = 0, ADAMW_FIRST_STEP = 0, ADAMW_SQUARES = 1 };
 
 #define ADAMW_ROW                                                                                            \
-    .source = "arXiv:1711.05101", .state = {"first moment", "second moment"}, .keeps_squares = true,         \
-    .granule = 1, .bias_correction = true, .eps_divides = true, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f
+    .source = "arXiv:1711.05101", .state = {"first moment", "second moment"}, .granule = 1,                  \
+    .bias_correction = true, .eps_divides = true, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f
 
 ALWAYS_INLINE vec adamw_direction(const struct update_constants *k, enum update_variant variant, vec w, vec g,
                                   vec *m, vec *v)

@@ -10,7 +10,7 @@
 #ifndef ZR_KERNELS_OPTIMIZER_LION_H
 #define ZR_KERNELS_OPTIMIZER_LION_H
 
-enum { LION_STATES = 1, LION_MOMENTUM_ONLY = 0, LION_FIRST_STEP = 0 };
+enum { LION_STATES = 1, LION_MOMENTUM_ONLY = 0, LION_FIRST_STEP = 0, LION_SQUARES = -1 };
 
 #define LION_ROW                                                                                             \
     .source = "arXiv:2302.06675", .state = {"momentum"}, .granule = 1, .beta1 = 0.9f, .beta2 = 0.99f,        \

@@ -10,7 +10,7 @@
 #ifndef ZR_KERNELS_OPTIMIZER_NESTEROV_H
 #define ZR_KERNELS_OPTIMIZER_NESTEROV_H
 
-enum { NESTEROV_STATES = 1, NESTEROV_MOMENTUM_ONLY = 1, NESTEROV_FIRST_STEP = 1 };
+enum { NESTEROV_STATES = 1, NESTEROV_MOMENTUM_ONLY = 1, NESTEROV_FIRST_STEP = 1, NESTEROV_SQUARES = -1 };
 
 #define NESTEROV_ROW                                                                                         \
     .source = "Sutskever et al., ICML 2013; PyTorch's SGD", .state = {"momentum"}, .granule = 1,             \

@@ -8,11 +8,11 @@
 #ifndef ZR_KERNELS_OPTIMIZER_RMSPROP_H
 #define ZR_KERNELS_OPTIMIZER_RMSPROP_H
 
-enum { RMSPROP_STATES = 1, RMSPROP_MOMENTUM_ONLY = 0, RMSPROP_FIRST_STEP = 0 };
+enum { RMSPROP_STATES = 1, RMSPROP_MOMENTUM_ONLY = 0, RMSPROP_FIRST_STEP = 0, RMSPROP_SQUARES = 0 };
 
 #define RMSPROP_ROW                                                                                          \
-    .source = "Tieleman and Hinton, 2012", .state = {"mean square"}, .keeps_squares = true, .granule = 1,    \
-    .beta1 = 0.9f, .beta2 = 0.99f, .eps_divides = true, .eps = 1e-8f, .no_beta1 = true
+    .source = "Tieleman and Hinton, 2012", .state = {"mean square"}, .granule = 1, .beta1 = 0.9f,            \
+    .beta2 = 0.99f, .eps_divides = true, .eps = 1e-8f, .no_beta1 = true
 
 ALWAYS_INLINE vec rmsprop_direction(const struct update_constants *k, enum update_variant variant, vec w,
                                     vec g, vec *v, vec *unused)

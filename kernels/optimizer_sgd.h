@@ -10,8 +10,9 @@
 #ifndef ZR_KERNELS_OPTIMIZER_SGD_H
 #define ZR_KERNELS_OPTIMIZER_SGD_H
 
-/* States per weight; whether b1 0 needs none; whether the first update differs. See update_element.h. */
-enum { SGD_STATES = 1, SGD_MOMENTUM_ONLY = 1, SGD_FIRST_STEP = 1 };
+/* States per weight; whether b1 0 needs none; whether the first update differs; the state of squares, -1 for
+ * none. See update_element.h. */
+enum { SGD_STATES = 1, SGD_MOMENTUM_ONLY = 1, SGD_FIRST_STEP = 1, SGD_SQUARES = -1 };
 
 /* beta2 and eps have no effect, but a default is given for each hyperparameter (optimizers.h). */
 #define SGD_ROW                                                                                              \

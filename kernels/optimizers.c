@@ -15,7 +15,11 @@ ZERO_OPTIMIZER_MAP(NUMBERED)
 
 static const struct zr_optimizer_kind kinds[ZR_OPTIMIZER_COUNT] = {
 #define ROW(NAME, number, name_, source_)                                                                    \
-    [number] = {.name = #name_, .n_states = NAME##_STATES, .momentum_only = NAME##_MOMENTUM_ONLY, NAME##_ROW},
+    [number] = {.name = #name_,                                                                              \
+                .n_states = NAME##_STATES,                                                                   \
+                .momentum_only = NAME##_MOMENTUM_ONLY,                                                       \
+                .squares = NAME##_SQUARES,                                                                   \
+                NAME##_ROW},
     ZERO_OPTIMIZER_MAP(ROW)
 #undef ROW
 };

@@ -29,8 +29,9 @@ struct zr_optimizer_kind {
     const char *source;
     /* fp32 arrays per weight */
     int n_states;
-    /* A state is a mean of squared gradients, so a gradient element above 1.8e19 makes it infinite. */
-    bool keeps_squares;
+    /* Number of the state that is a mean of squared gradients, so a gradient element above 1.8e19 makes it
+     * infinite. -1: none is. */
+    int squares;
     /* beta1 is the momentum of the only state. With beta1 0 there is no state. */
     bool momentum_only;
     /* Names of the states, for messages: "first moment". */

@@ -124,6 +124,25 @@ int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f)
     return f->elems;
 }
 
+int64_t zr_plan_master_size(const struct zr_flat *f)
+{
+    if (!f->trainable || f->dtype == ZERO_F32 || f->masters == ZERO_MASTERS_NONE)
+        return 0;
+    return f->masters == ZERO_MASTERS_REMAINDER ? (int64_t)sizeof(uint16_t) : (int64_t)sizeof(float);
+}
+
+int64_t zr_plan_state_size(const struct zr_flat *f)
+{
+    return f->moments == ZERO_MOMENTS_F32    ? (int64_t)sizeof(float)
+           : f->moments == ZERO_MOMENTS_BF16 ? (int64_t)sizeof(uint16_t)
+                                             : 1;
+}
+
+int64_t zr_plan_scales_at(const struct zr_plan *p, const struct zr_flat *f, int state)
+{
+    return p->state_at[state * p->layout->n_flats + (f - p->layout->flats)] + zr_plan_kept_elems(p, f);
+}
+
 bool zr_plan_saves(const struct zr_flat *f, int kind)
 {
     if (kind == -2)
@@ -273,20 +292,23 @@ static void count_states(struct zr_plan *p)
         p->n_states = (int32_t)zr_max(p->n_states, p->layout->flats[i].n_states);
 }
 
+/* Returns the bytes of a state of the elements that a rank keeps: 8-bit codes have their scales behind them. */
+static int64_t state_bytes(const struct zr_plan *p, const struct zr_flat *f)
+{
+    const int64_t n = zr_plan_kept_elems(p, f), scales = f->moments == ZERO_MOMENTS_Q8 ? n / ZR_Q8_BLOCK : 0;
+    return n * zr_plan_state_size(f) + scales * (int64_t)sizeof(uint16_t);
+}
+
 static void place_state(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
-        p->master_at[i] = -1;
-        if (f->trainable && f->dtype != ZERO_F32)
-            p->master_at[i] = take(&p->master_bytes, zr_plan_kept_elems(p, f) * (int64_t)sizeof(float));
-        for (int s = 0; s < p->n_states; s++) {
-            int64_t *at = &p->state_at[s * l->n_flats + i];
-            *at = s < f->n_states
-                      ? take(&p->state_bytes[s], zr_plan_kept_elems(p, f) * (int64_t)sizeof(float))
-                      : -1;
-        }
+        const int64_t master_size = zr_plan_master_size(f);
+        p->master_at[i] = master_size ? take(&p->master_bytes, zr_plan_kept_elems(p, f) * master_size) : -1;
+        for (int s = 0; s < p->n_states; s++)
+            p->state_at[s * l->n_flats + i] =
+                s < f->n_states ? take(&p->state_bytes[s], state_bytes(p, f)) : -1;
     }
     for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
         for (int kind = -2; kind < p->n_states; kind++)

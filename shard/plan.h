@@ -162,8 +162,7 @@ struct zr_plan {
     /* Optimizer state, outside the arenas. */
     /* As in the options. */
     enum zero_states states;
-    /* (n_flats) Offset of the flat's region in the master array. -1: f32 parameters, which are their own
-     * masters, or frozen. */
+    /* (n_flats) Offset of the flat's region in the master array. -1: it has none (zr_plan_master_size). */
     int64_t *master_at;
     /* Bytes of the master array. */
     int64_t master_bytes;
@@ -172,8 +171,8 @@ struct zr_plan {
     /* Bytes of each state's array. */
     int64_t state_bytes[ZR_MAX_STATES];
 
-    /* (n_states, n_flats) Offset of the flat's region in the state's array. -1: the flat does not have this
-     * state. */
+    /* (n_states, n_flats) Offset of the flat's region in the state's array. A region of Q8 has the codes of
+     * all elements, and then a scale for each block of ZR_Q8_BLOCK. -1: the flat does not have this state. */
     int64_t *state_at;
 
     /* Host memory that the device can reach. */
@@ -226,6 +225,13 @@ int64_t zr_plan_inner_sum(const struct zr_plan *p, const struct zr_flat *f, stru
                           int32_t group_slot);
 /* Returns the most elements of the flat whose optimizer state a rank keeps. */
 int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f);
+/* Return the bytes of an element in the flat's region of the master array, and in those of its states. The
+ * region is of fp32 masters, or of the bits that the weights lack. 0: there is no region, because the weights
+ * are the masters, or the flat is frozen. */
+int64_t zr_plan_master_size(const struct zr_flat *f);
+int64_t zr_plan_state_size(const struct zr_flat *f);
+/* Returns the offset in a state's array of the flat's scales. It has them if its states are Q8. */
+int64_t zr_plan_scales_at(const struct zr_plan *p, const struct zr_flat *f, int state);
 
 /* Return the bytes that a rank takes from others in its group to gather the unit, to reduce it, and to gather
  * its gradient if sums are whole. */

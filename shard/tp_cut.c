@@ -43,6 +43,16 @@ static int64_t rows_of_block(const struct zr_tp_cut *c)
     return c->each / c->blocks;
 }
 
+int64_t zr_tp_run_elems(const struct zr_tp_cut *c)
+{
+    return rows_of_block(c) * c->row_elems;
+}
+
+int64_t zr_tp_run_stride(const struct zr_tp_cut *c)
+{
+    return c->rows / c->blocks * c->row_elems;
+}
+
 int64_t zr_tp_elems(const struct zr_tp_cut *c, int32_t part)
 {
     int64_t before = part * c->each, left = c->rows > before ? c->rows - before : 0;

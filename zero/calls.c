@@ -198,6 +198,23 @@ static int check_range(struct zero_ctx *z, bool writes, int32_t tensor, int32_t 
     return 0;
 }
 
+/* Checks that a write of 8-bit states covers whole blocks, which have one scale. */
+static int check_blocks(const struct zero_ctx *z, const struct zr_tensor *t, int kind, int64_t first,
+                        int64_t n)
+{
+    const struct zr_tp_cut cut = zr_tp_of_tensor(t, t->given_whole ? z->mesh.tp : 1);
+    if (kind < 0 || t->moments != ZERO_MOMENTS_Q8 || n == 0)
+        return 0;
+    const int64_t layer = zr_tp_whole_elems(&cut) / t->n_layers, end = (first + n) % layer;
+    if (first % layer % ZR_Q8_BLOCK == 0 && end % ZR_Q8_BLOCK == 0)
+        return 0;
+    return zr_fail(
+        ZERO_ERR_ARG,
+        "zero_write: first is %lld, n is %lld; allowed for states of tensor %s, which are q8: blocks "
+        "of %d elements, counted from the first of a layer, whose last block may be shorter",
+        (long long)first, (long long)n, t->name, ZR_Q8_BLOCK);
+}
+
 /* Hashes the arguments that must be equal on all ranks, except the tensor. */
 static uint64_t hash_range(int32_t value, int64_t first, int64_t n)
 {
@@ -284,6 +301,7 @@ int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_
     if (!src && counts && n)
         return zr_fail(ZERO_ERR_ARG, "zero_write: src is NULL on rank %d, which must give the values",
                        z->world.rank);
+    ZR_TRY(check_blocks(z, &z->layout->tensors[tensor], kind, first, n));
     zr_engine_called(z->engine, hash_range(value, first, n));
     return write_values(z, tensor, kind, first, n, src, true);
 }

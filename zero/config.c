@@ -5,6 +5,7 @@
 #include "comm/meet/rendezvous.h"
 #include "kernels/alloc.h"
 #include "shard/plan.h"
+#include "shard/tp_cut.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -41,13 +42,6 @@ static int check_name(const struct zero_config *c)
     return zr_fail(ZERO_ERR_ARG,
                    "name is \"%s\"; allowed: up to %d characters, none of them a control character", shown,
                    ZR_NAME_CHARS);
-}
-
-/* What this version does not do yet. */
-static int refuse_unbuilt(const char *field, bool is_set)
-{
-    return is_set ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
-                  : 0;
 }
 
 static int check_together(const struct zero_config *c)
@@ -87,8 +81,6 @@ static int check_together(const struct zero_config *c)
     if (c->launch.exchange && (c->launch.mpi_comm || c->launch.nccl_comm))
         return zr_fail(ZERO_ERR_ARG, "exchange and %s are set; allowed: one of them, as each lets ranks meet",
                        c->launch.mpi_comm ? "mpi_comm" : "nccl_comm");
-    ZR_TRY(refuse_unbuilt("grad_sum_dtype", c->memory.grad_sum_dtype == ZERO_BF16));
-    ZR_TRY(refuse_unbuilt("states", c->memory.states == ZERO_STATES_FILE));
     if (c->memory.n_order < 0)
         return zr_fail(ZERO_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
     if (!c->memory.order != (c->memory.n_order == 0))
@@ -281,8 +273,7 @@ static int check_group(const struct zero_optim *g)
             ZERO_ERR_ARG,
             "n_states is %d but update is NULL; allowed: 0 (the states of a named optimizer are known)",
             g->n_states);
-    ZR_TRY(refuse_unbuilt("masters", g->masters != ZERO_MASTERS_F32));
-    return refuse_unbuilt("moments", g->moments != ZERO_MOMENTS_F32);
+    return 0;
 }
 
 static struct zr_optim resolve_group(const struct zero_optim *g)
@@ -409,13 +400,29 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
 /* Refuses what this version does not do yet. */
 static int refuse_unbuilt(const struct zr_options *o)
 {
-    const char *field = o->grad_sum_dtype == ZERO_BF16    ? "grad_sum_dtype"
-                        : o->states != ZERO_STATES_DEVICE ? "states"
-                                                          : NULL;
-    for (int32_t i = 0; i < o->n_optims; i++)
-        field = o->optim[i].masters ? "masters" : o->optim[i].moments ? "moments" : field;
+    const char *field = o->grad_sum_dtype == ZERO_BF16  ? "grad_sum_dtype"
+                        : o->states == ZERO_STATES_FILE ? "states"
+                                                        : NULL;
     return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
                  : 0;
+}
+
+/* Refuses 8-bit states of tensors whose blocks tensor parallelism would cut, because a block has one scale. */
+static int check_q8_cuts(const struct zr_options *o, const struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        const struct zr_tp_cut cut = zr_tp_of_tensor(&t[i], o->tp);
+        const int64_t run = zr_tp_run_elems(&cut), one_layer = cut.part_elems / zr_max(t[i].n_layers, 1);
+        const bool is_cut = run % ZR_Q8_BLOCK || (run < one_layer && zr_tp_run_stride(&cut) % ZR_Q8_BLOCK);
+        if (cut.parts > 1 && t[i].grad && t[i].n_states && t[i].moments == ZERO_MOMENTS_Q8 && is_cut)
+            return zr_fail(
+                ZERO_ERR_ARG,
+                "tensors[%d] (%s): moments is q8, which has blocks of %d elements, but tp %d cuts the "
+                "tensor into runs of %lld elements; allowed: runs of whole blocks, or a parameter "
+                "group with moments bf16 or f32",
+                i, t[i].name, ZR_Q8_BLOCK, o->tp, (long long)run);
+    }
+    return 0;
 }
 
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
@@ -425,11 +432,12 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
     struct zr_placement place;
     int err = refuse_unbuilt(o);
     err = err ? err : zr_placement_in(o, world, &place);
+    apply_groups(o, tensors, n_tensors);
+    err = err ? err : check_q8_cuts(o, tensors, n_tensors);
     if (err) {
         zr_tensors_free(tensors, n_tensors);
         return err;
     }
-    apply_groups(o, tensors, n_tensors);
     /* Here guards cannot protect the memory behind a gradient, so gaps in the layout detect writes to it. */
     bool gaps = o->check && place.model_holds && config->user.device != ZERO_DEVICE_CUDA;
     return zr_layout_make(tensors, n_tensors, place.size[ZR_INNER], place.size[ZR_OUTER], place.model_holds,

@@ -311,6 +311,8 @@ static int open_engine(struct zero_ctx *z)
     err = zr_agree_on_success(z, err);
     if (err)
         return err;
+    for (int32_t i = 0; i < z->layout->n_tensors; i++)
+        zr_engine_set_first(z->engine, i, zr_whole_at(z, i).first);
     return zr_agree_on_success(z, zr_engine_allocate(z->engine));
 }
 

@@ -123,10 +123,11 @@ MODEL_CLONES static void adamw(const struct adamw *a, float decay, float *restri
     }
 }
 
-MODEL_CLONES static void round_weights(real *restrict param, const float *restrict w, int64_t n)
+/* Ties are rounded away from zero, as in the wrapped program. */
+MODEL_CLONES static void round_weights(uint16_t *restrict param, const float *restrict w, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
-        param[i] = from_float(w[i]);
+        param[i] = zr_round_away(w[i]);
 }
 
 static double sum_squares_of(struct plain *p, const real *grad, int64_t n)
@@ -159,7 +160,7 @@ static void update(struct plain *p, const struct adamw *a, float decay, const st
             if (!skip)
                 adamw(a, decay, w, grad, p->m + at + first, p->v + at + first, size);
             if (!skip && p->master)
-                round_weights(param, w, size);
+                round_weights((void *)param, w, size);
             if (!(tensor->flags & ZERO_GRAD_OVERWRITE))
                 memset(grad, 0, (size_t)size * sizeof *grad);
         }

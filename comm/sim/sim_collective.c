@@ -80,7 +80,7 @@ void zr_sim_reduce_body(struct zr_sim_comm_world *d, struct zr_sim_meeting *m, i
             if (k == 0 && !g->accumulate)
                 zr_shadow_copy(d->rec, to, (int)sizeof(float), from, size, n / size);
             else
-                zr_shadow_sum(d->rec, to, from, size, n / size);
+                zr_shadow_sum(d->rec, to, (int)sizeof(float), from, size, n / size);
         }
     }
     zr_comm_done(d->ranks[me], mine);

@@ -287,17 +287,23 @@ static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_
 
 static void touch_update(struct zr_stream *s, struct zr_line *l, const struct zr_update *u)
 {
-    int64_t bytes = u->n * (int64_t)sizeof(float);
+    const int64_t bytes = u->n * (int64_t)sizeof(float);
+    const int64_t scale_bytes = (u->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK * (int64_t)sizeof *u->scale[0];
     struct zr_access used[] = {{u->scalars, sizeof *u->scalars, false},
                                {u->grad, bytes, false},
                                {u->master, bytes, true},
+                               {u->remainder, u->n * (int64_t)sizeof *u->remainder, true},
                                {u->param, u->param ? u->n * zr_dtype_bytes(u->param_dtype) : 0, true}};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
         if (used[i].at)
             zr_shadow_touch(&s->check->rec, l, &used[i], 1);
     for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
         if (u->state[i])
-            zr_shadow_touch(&s->check->rec, l, &(struct zr_access){u->state[i], bytes, true}, 1);
+            zr_shadow_touch(&s->check->rec, l,
+                            &(struct zr_access){u->state[i], u->n * zr_moments_bytes(u->moments), true}, 1);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+        if (u->scale[i])
+            zr_shadow_touch(&s->check->rec, l, &(struct zr_access){u->scale[i], scale_bytes, true}, 1);
 }
 
 static int update(struct zr_stream *s, const struct zr_update *u)
@@ -319,6 +325,36 @@ static int update_spans(struct zr_stream *s, const struct zr_update *u, const st
     }
     zr_check_issued(s);
     return s->check->inner->ops->update_spans(s->inner, u, spans, n_spans);
+}
+
+static int add_rounded(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                       const struct zr_rounding *rounding)
+{
+    ZR_TRY(zr_check_count("add_rounded", "n", n));
+    note(s, "add_rounded", src, n * (int64_t)sizeof *src, dst, n * (int64_t)sizeof *dst, true);
+    return s->check->inner->ops->add_rounded(s->inner, dst, src, n, rounding);
+}
+
+static int encode(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n)
+{
+    ZR_TRY(zr_check_coded("encode", to, n));
+    const struct zr_access used[] = {{src, n * (int64_t)sizeof *src, false},
+                                     {to->at, n * zr_coding_bytes(to->coding), true},
+                                     {to->beside, zr_coding_bytes_beside(to->coding, n), true}};
+    zr_shadow_touch(&s->check->rec, zr_check_issue(s, "encode"), used, 3);
+    zr_check_issued(s);
+    return s->check->inner->ops->encode(s->inner, to, src, n);
+}
+
+static int decode(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n)
+{
+    ZR_TRY(zr_check_coded("decode", from, n));
+    const struct zr_access used[] = {{from->at, n * zr_coding_bytes(from->coding), false},
+                                     {from->beside, zr_coding_bytes_beside(from->coding, n), false},
+                                     {dst, n * (int64_t)sizeof *dst, true}};
+    zr_shadow_touch(&s->check->rec, zr_check_issue(s, "decode"), used, 3);
+    zr_check_issued(s);
+    return s->check->inner->ops->decode(s->inner, dst, from, n);
 }
 
 static void ask_while_waiting(struct zr_device *dev, int (*ask)(void *arg), void *arg)
@@ -369,11 +405,14 @@ static const struct zr_device_ops check_ops = {
     .scale = scale,
     .update = update,
     .update_spans = update_spans,
+    .add_rounded = add_rounded,
+    .encode = encode,
+    .decode = decode,
     .agree_begin = agree_begin,
     .agree_end = agree_end,
 };
 
-_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 42,
+_Static_assert(sizeof(void *) != 8 || sizeof(struct zr_device_ops) == 8 * 45,
                "a device has another call now: it must be passed on here");
 
 int zr_check_open(struct zr_device *inner, int rank, int world, struct zr_check **out)

@@ -142,7 +142,8 @@ void zr_shadow_move(struct zr_recorder *r, struct zr_line *l, const void *dst, c
  * result is ZR_CONTENT_MIXED. */
 void zr_shadow_copy(struct zr_recorder *r, const void *dst, int dst_size, const void *src, int src_size,
                     int64_t n);
-void zr_shadow_sum(struct zr_recorder *r, const void *dst, const void *src, int src_size, int64_t n);
+void zr_shadow_sum(struct zr_recorder *r, const void *dst, int dst_size, const void *src, int src_size,
+                   int64_t n);
 void zr_shadow_set(struct zr_recorder *r, const void *at, int64_t bytes, struct zr_content content);
 /* Adds to the content of the bytes, which is a gradient or zero. */
 void zr_shadow_add_to(struct zr_recorder *r, const void *at, int64_t bytes, struct zr_content content);

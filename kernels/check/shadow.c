@@ -429,9 +429,10 @@ void zr_shadow_copy(struct zr_recorder *rec, const void *dst, int dst_size, cons
     transfer(rec, dst, dst_size, src, src_size, n, false);
 }
 
-void zr_shadow_sum(struct zr_recorder *rec, const void *dst, const void *src, int src_size, int64_t n)
+void zr_shadow_sum(struct zr_recorder *rec, const void *dst, int dst_size, const void *src, int src_size,
+                   int64_t n)
 {
-    transfer(rec, dst, (int)sizeof(float), src, src_size, n, true);
+    transfer(rec, dst, dst_size, src, src_size, n, true);
 }
 
 static const char *kind_name(int kind)

@@ -102,6 +102,10 @@ template <> struct floats<1> {
     {
         vec_store_bf16(p, v[0]);
     }
+    __device__ __forceinline__ void store_weights(uint16_t *p) const
+    {
+        vec_store_weight(p, v[0]);
+    }
 };
 
 template <> struct floats<WIDTH> {
@@ -126,6 +130,14 @@ template <> struct floats<WIDTH> {
         uint16_t h[WIDTH];
         for (int j = 0; j < WIDTH; j++)
             vec_store_bf16(&h[j], v[j]);
+        *reinterpret_cast<uint2 *>(p) = make_uint2(h[0] | (unsigned)h[1] << 16, h[2] | (unsigned)h[3] << 16);
+    }
+    /* Ties are rounded away from zero. */
+    __device__ __forceinline__ void store_weights(uint16_t *p) const
+    {
+        uint16_t h[WIDTH];
+        for (int j = 0; j < WIDTH; j++)
+            vec_store_weight(&h[j], v[j]);
         *reinterpret_cast<uint2 *>(p) = make_uint2(h[0] | (unsigned)h[1] << 16, h[2] | (unsigned)h[3] << 16);
     }
 };

@@ -181,9 +181,14 @@ __global__ void __launch_bounds__(THREADS) sum_ranges(const __grid_constant__ st
             t.from.template keep<1>(r.dst + i, r.at + i, r.accumulate);
 }
 
-/* One span of an update. Blocks of threads are assigned as for sums. */
+/* A span of an update with fp32 states. Blocks of threads are assigned as for sums. */
+struct f32_span {
+    int64_t first, n;
+    float lr, decay;
+};
+
 struct update_span {
-    struct zr_update_span at;
+    struct f32_span at;
     int32_t first_block;
     int32_t width;
 };
@@ -204,9 +209,9 @@ __device__ __forceinline__ void update_elements(const struct zr_update &u, float
     w.load(u.master + i);
     g.load(u.grad + i);
     if (n_read > 0)
-        s0.load(u.state[0] + i);
+        s0.load(static_cast<const float *>(u.state[0]) + i);
     if (n_read > 1)
-        s1.load(u.state[1] + i);
+        s1.load(static_cast<const float *>(u.state[1]) + i);
     if (u.scalars->skip) /* read last, so that all loads are under way at once */
         return;
     struct zr_update own = u;
@@ -216,14 +221,14 @@ __device__ __forceinline__ void update_elements(const struct zr_update &u, float
     for (int j = 0; j < W; j++)
         w.v[j] = update_element(&k, KIND, VARIANT, w.v[j], g.v[j], &s0.v[j], &s1.v[j]);
     if (n_written > 0)
-        s0.store(u.state[0] + i);
+        s0.store(static_cast<float *>(u.state[0]) + i);
     if (n_written > 1)
-        s1.store(u.state[1] + i);
+        s1.store(static_cast<float *>(u.state[1]) + i);
     w.store(u.master + i);
     if (OUT == PARAM_F32)
         w.store(static_cast<float *>(u.param) + i);
     else if (OUT == PARAM_BF16)
-        w.store(static_cast<uint16_t *>(u.param) + i);
+        w.store_weights(static_cast<uint16_t *>(u.param) + i);
 }
 
 template <zero_optimizer KIND, update_variant VARIANT, update_param OUT>
@@ -232,7 +237,7 @@ __global__ void __launch_bounds__(THREADS) update_spans(const __grid_constant__ 
     int k = 0;
     while (k + 1 < t.n && (int)blockIdx.x >= t.span[k + 1].first_block)
         k++;
-    const struct zr_update_span &at = t.span[k].at;
+    const struct f32_span &at = t.span[k].at;
     const int width = t.span[k].width;
     int64_t i = (((int64_t)blockIdx.x - t.span[k].first_block) * THREADS + threadIdx.x) * width;
     if (width == WIDTH && i + WIDTH <= at.n)
@@ -251,14 +256,258 @@ bool update_is_aligned(const struct zr_update *u, int n_written, enum update_par
                    (out == PARAM_NOT_WRITTEN ||
                     ((uintptr_t)u->param + (uintptr_t)(first * param_bytes)) % (WIDTH * param_bytes) == 0);
     for (int i = 0; i < n_written; i++)
-        aligned &= (uintptr_t)(u->state[i] + first) % (WIDTH * 4) == 0;
+        aligned &= (uintptr_t)(static_cast<float *>(u->state[i]) + first) % (WIDTH * 4) == 0;
     return aligned;
+}
+
+/* --- updates with masters or states in fewer bytes ---
+ *
+ * A thread decodes WIDTH elements, updates them, and encodes them. The threads of a block of 8-bit codes find
+ * its largest element together. The precision is known at run time only: it is the same for all threads, and
+ * memory takes longer than the branches. */
+
+constexpr int CODED_SPANS = 32, Q8_THREADS = ZR_Q8_BLOCK / WIDTH;
+
+struct coded_table {
+    struct zr_update u;
+    int n;
+    int32_t first_block[CODED_SPANS];
+    struct zr_update_span span[CODED_SPANS];
+};
+static_assert(sizeof(struct coded_table) <= 4096, "all that a kernel takes as arguments");
+
+/* WIDTH elements that may be one access. */
+template <class T> struct alignas(sizeof(T) * WIDTH) several {
+    T v[WIDTH];
+};
+
+/* Loads the first n of WIDTH elements. The others are 0. */
+template <class T> __device__ __forceinline__ struct several<T> load_some(const T *p, int n) {
+    struct several<T> x = {
+    };
+    if (n == WIDTH && (uintptr_t)p % sizeof x == 0)
+        x = *reinterpret_cast<const struct several<T> *>(p);
+    else
+        for (int j = 0; j < n; j++)
+            x.v[j] = p[j];
+    return x;
+}
+
+template <class T>
+__device__ __forceinline__ void store_some(T *p, const struct several<T> &x, int n)
+{
+    if (n == WIDTH && (uintptr_t)p % sizeof x == 0)
+        *reinterpret_cast<struct several<T> *>(p) = x;
+    else
+        for (int j = 0; j < n; j++)
+            p[j] = x.v[j];
+}
+
+/* The elements of a thread: n from index at of the arrays, which is element i for rounding. rounding NULL:
+ * states are rounded to nearest. */
+struct coded {
+    int64_t at, i;
+    int n;
+    const struct zr_rounding *rounding;
+};
+
+/* first: index of element 0 in the arrays. n: elements of all threads. */
+__device__ __forceinline__ struct coded coded_of(int64_t first, int64_t i, int64_t n,
+                                                 const struct zr_rounding *rounding)
+{
+    return {first + i, i, i >= n ? 0 : n - i < WIDTH ? (int)(n - i) : WIDTH, rounding};
+}
+
+__device__ __forceinline__ uint32_t noise_of(const struct coded &c, zr_noise_kind kind, int j)
+{
+    if (!c.rounding)
+        return ZR_NOISE_NEAREST;
+    const int64_t element = zr_rounding_element(c.rounding, c.i + j);
+    return zr_noise_bits(zr_noise_of(c.rounding, kind, element), (uint32_t)element);
+}
+
+__device__ __forceinline__ void decode_bf16(struct several<float> &x, const void *from, const struct coded &c)
+{
+    const struct several<uint16_t> h = load_some(static_cast<const uint16_t *>(from) + c.at, c.n);
+    for (int j = 0; j < WIDTH; j++)
+        x.v[j] = zr_bf16_value(h.v[j]);
+}
+
+__device__ __forceinline__ void encode_bf16(void *to, const struct several<float> &x, const struct coded &c,
+                                            zr_noise_kind kind)
+{
+    struct several<uint16_t> h = {
+    };
+    for (int j = 0; j < c.n; j++)
+        h.v[j] = zr_round_random(x.v[j], noise_of(c, kind, j));
+    store_some(static_cast<uint16_t *>(to) + c.at, h, c.n);
+}
+
+__device__ __forceinline__ void decode_q8(struct several<float> &x, const void *codes, const uint16_t *scales,
+                                          const struct coded &c, bool squares)
+{
+    const struct several<uint8_t> code = load_some(static_cast<const uint8_t *>(codes) + c.at, c.n);
+    const float scale = c.n > 0 ? zr_bf16_value(scales[c.at / ZR_Q8_BLOCK]) : 0;
+    for (int j = 0; j < WIDTH; j++)
+        x.v[j] = zr_q8_value(code.v[j], scale, squares);
+}
+
+/* Every thread of the warp calls this, also with n 0. */
+__device__ __forceinline__ void encode_q8(void *codes, uint16_t *scales, const struct several<float> &x,
+                                          const struct coded &c, bool squares, zr_noise_kind kind)
+{
+    struct several<uint8_t> code = {
+    };
+    uint32_t largest = 0;
+    for (int j = 0; j < c.n; j++) {
+        const uint32_t size = zr_q8_size(x.v[j], squares);
+        largest = size > largest ? size : largest;
+    }
+    for (int step = Q8_THREADS / 2; step > 0; step /= 2) {
+        const uint32_t other = __shfl_xor_sync(0xffffffffu, largest, step);
+        largest = other > largest ? other : largest;
+    }
+    const uint16_t scale = zr_q8_scale(largest);
+    for (int j = 0; j < c.n; j++)
+        code.v[j] = zr_q8_code(x.v[j], zr_bf16_value(scale), squares, noise_of(c, kind, j));
+    store_some(static_cast<uint8_t *>(codes) + c.at, code, c.n);
+    if (c.n > 0 && threadIdx.x % Q8_THREADS == 0)
+        scales[c.at / ZR_Q8_BLOCK] = scale;
+}
+
+__device__ __forceinline__ void decode_master(struct several<float> &w, const void *weights,
+                                              const uint16_t *remainders, const struct coded &c)
+{
+    const struct several<uint16_t> high = load_some(static_cast<const uint16_t *>(weights) + c.at, c.n);
+    const struct several<uint16_t> low = load_some(remainders + c.at, c.n);
+    for (int j = 0; j < WIDTH; j++)
+        w.v[j] = zr_join_master(high.v[j], low.v[j]);
+}
+
+/* remainders NULL: only the weights. */
+__device__ __forceinline__ void encode_master(void *weights, uint16_t *remainders,
+                                              const struct several<float> &w, const struct coded &c)
+{
+    struct several<uint16_t> high, low;
+    for (int j = 0; j < WIDTH; j++) {
+        high.v[j] = zr_round_away(w.v[j]);
+        low.v[j] = zr_remainder_of(w.v[j]);
+    }
+    store_some(static_cast<uint16_t *>(weights) + c.at, high, c.n);
+    if (remainders)
+        store_some(remainders + c.at, low, c.n);
+}
+
+__device__ __forceinline__ void decode_state(struct several<float> &x, const struct zr_update &u,
+                                             const struct coded &c, int state, bool squares)
+{
+    if (u.moments == ZR_MOMENTS_F32)
+        x = load_some(static_cast<const float *>(u.state[state]) + c.at, c.n);
+    else if (u.moments == ZR_MOMENTS_BF16)
+        decode_bf16(x, u.state[state], c);
+    else
+        decode_q8(x, u.state[state], u.scale[state], c, squares);
+}
+
+__device__ __forceinline__ void encode_state(const struct several<float> &x, const struct zr_update &u,
+                                             const struct coded &c, int state, bool squares)
+{
+    const zr_noise_kind kind = (zr_noise_kind)(ZR_NOISE_STATE_0 + state);
+    if (u.moments == ZR_MOMENTS_F32)
+        store_some(static_cast<float *>(u.state[state]) + c.at, x, c.n);
+    else if (u.moments == ZR_MOMENTS_BF16)
+        encode_bf16(u.state[state], x, c, kind);
+    else
+        encode_q8(u.state[state], u.scale[state], x, c, squares, kind);
+}
+
+__device__ __forceinline__ void decode_weights(struct several<float> &w, const struct zr_update &u,
+                                               const struct coded &c)
+{
+    if (u.masters == ZR_MASTERS_F32)
+        w = load_some(static_cast<const float *>(u.master) + c.at, c.n);
+    else if (u.masters == ZR_MASTERS_NONE)
+        decode_bf16(w, u.param, c);
+    else
+        decode_master(w, u.param, u.remainder, c);
+}
+
+__device__ __forceinline__ void encode_weights(const struct several<float> &w, const struct zr_update &u,
+                                               const struct coded &c)
+{
+    const enum update_param out = update_param_of(&u);
+    if (u.masters == ZR_MASTERS_NONE) {
+        encode_bf16(u.param, w, c, ZR_NOISE_WEIGHT);
+        return;
+    }
+    if (u.masters == ZR_MASTERS_F32)
+        store_some(u.master + c.at, w, c.n);
+    if (u.masters == ZR_MASTERS_REMAINDER)
+        encode_master(u.param, u.remainder, w, c);
+    else if (out == PARAM_F32)
+        store_some(static_cast<float *>(u.param) + c.at, w, c.n);
+    else if (out == PARAM_BF16)
+        encode_master(u.param, NULL, w, c);
+}
+
+template <zero_optimizer KIND, update_variant VARIANT>
+__global__ void __launch_bounds__(THREADS) update_coded(const __grid_constant__ struct coded_table t)
+{
+    const int n_written = update_n_written(KIND, VARIANT), n_read = update_n_read(KIND, VARIANT);
+    const int squares = update_squares(KIND);
+    int k = 0;
+    while (k + 1 < t.n && (int)blockIdx.x >= t.first_block[k + 1])
+        k++;
+    const struct zr_update_span &span = t.span[k];
+    const int64_t first = (((int64_t)blockIdx.x - t.first_block[k]) * THREADS + threadIdx.x) * WIDTH;
+    const struct coded c = coded_of(span.first, first, span.n, &span.rounding);
+    if (t.u.scalars->skip)
+        return;
+    struct several<float> w = {}, s[ZR_OPTIMIZER_STATES] = {
+    };
+    const struct several<float> g = load_some(t.u.grad + c.at, c.n);
+    decode_weights(w, t.u, c);
+    for (int i = 0; i < n_read; i++)
+        decode_state(s[i], t.u, c, i, i == squares);
+    struct zr_update own = t.u;
+    own.lr = span.lr;
+    own.decay = span.decay;
+    const struct update_constants constants = update_constants_of(&own, t.u.scalars->grad_scale);
+    for (int j = 0; j < c.n; j++)
+        w.v[j] = update_element(&constants, KIND, VARIANT, w.v[j], g.v[j], &s[0].v[j], &s[1].v[j]);
+    for (int i = 0; i < n_written; i++)
+        encode_state(s[i], t.u, c, i, i == squares);
+    encode_weights(w, t.u, c);
+}
+
+template <zero_optimizer KIND, update_variant VARIANT>
+cudaError_t update_coded_spans(cudaStream_t s, const struct zr_update *u, const struct zr_update_span *spans,
+                               int n_spans)
+{
+    struct coded_table t = {};
+    int64_t n_blocks = 0;
+    t.u = *u;
+    for (int i = 0; i < n_spans && i < CODED_SPANS; i++) {
+        if (spans[i].n <= 0)
+            continue;
+        t.first_block[t.n] = (int32_t)n_blocks;
+        t.span[t.n++] = spans[i];
+        n_blocks += ceil_div(spans[i].n, THREADS * WIDTH);
+        if (n_blocks > INT32_MAX)
+            return cudaErrorInvalidValue;
+    }
+    cudaError_t err = n_blocks ? launch(update_coded<KIND, VARIANT>, n_blocks, s, t) : cudaSuccess;
+    return err || n_spans <= CODED_SPANS
+               ? err
+               : update_coded_spans<KIND, VARIANT>(s, u, spans + CODED_SPANS, n_spans - CODED_SPANS);
 }
 
 template <zero_optimizer KIND, update_variant VARIANT>
 cudaError_t update_with(cudaStream_t s, const struct zr_update *u, const struct zr_update_span *spans,
                         int n_spans)
 {
+    if (!update_is_f32(u))
+        return update_coded_spans<KIND, VARIANT>(s, u, spans, n_spans);
     const enum update_param out = update_param_of(u);
     struct update_table t = {};
     int64_t n_blocks = 0;
@@ -268,7 +517,7 @@ cudaError_t update_with(cudaStream_t s, const struct zr_update *u, const struct 
             continue;
         const int width =
             update_is_aligned(u, update_n_written(KIND, VARIANT), out, spans[i].first) ? WIDTH : 1;
-        t.span[t.n++] = {spans[i], (int32_t)n_blocks, width};
+        t.span[t.n++] = {{spans[i].first, spans[i].n, spans[i].lr, spans[i].decay}, (int32_t)n_blocks, width};
         n_blocks += ceil_div(spans[i].n, THREADS * width);
         if (n_blocks > INT32_MAX)
             return cudaErrorInvalidValue;
@@ -299,6 +548,45 @@ cudaError_t update_kind(cudaStream_t s, const struct zr_update *u, const struct 
             return update_with<KIND, UPDATE_FIRST>(s, u, spans, n_spans);
     }
     return update_with<KIND, UPDATE_USUAL>(s, u, spans, n_spans);
+}
+
+/* --- elements in fewer bytes, without an update --- */
+
+__global__ void __launch_bounds__(THREADS) encode(struct zr_coded to, const float *src, int64_t n)
+{
+    const struct coded c = coded_of(0, thread_index() * WIDTH, n, NULL);
+    const struct several<float> x = load_some(src + c.at, c.n);
+    if (to.coding == ZR_CODING_WEIGHT)
+        encode_master(to.at, NULL, x, c);
+    else if (to.coding == ZR_CODING_REMAINDER)
+        encode_master(to.at, to.beside, x, c);
+    else
+        encode_q8(to.at, to.beside, x, c, to.coding == ZR_CODING_Q8_SQUARES, ZR_NOISE_STATE_0);
+}
+
+__global__ void __launch_bounds__(THREADS) decode(float *dst, struct zr_coded from, int64_t n)
+{
+    const struct coded c = coded_of(0, thread_index() * WIDTH, n, NULL);
+    struct several<float> x;
+    if (from.coding == ZR_CODING_WEIGHT)
+        decode_bf16(x, from.at, c);
+    else if (from.coding == ZR_CODING_REMAINDER)
+        decode_master(x, from.at, from.beside, c);
+    else
+        decode_q8(x, from.at, from.beside, c, from.coding == ZR_CODING_Q8_SQUARES);
+    store_some(dst + c.at, x, c.n);
+}
+
+__global__ void __launch_bounds__(THREADS)
+    add_rounded(uint16_t *dst, const float *src, int64_t n, struct zr_rounding rounding)
+{
+    const struct coded c = coded_of(0, thread_index() * WIDTH, n, &rounding);
+    const struct several<float> add = load_some(src + c.at, c.n);
+    struct several<float> sum;
+    decode_bf16(sum, dst, c);
+    for (int j = 0; j < WIDTH; j++)
+        sum.v[j] = vec_add(sum.v[j], add.v[j]);
+    encode_bf16(dst, sum, c, ZR_NOISE_SUM);
 }
 
 /* --- narrowing in place ---
@@ -492,6 +780,23 @@ cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_s
 {
     const struct operand one[] = {{x, 4}};
     return run_each(s, scale_op{x, scalars}, n, one, 1);
+}
+
+cudaError_t zr_cuda_add_rounded(cudaStream_t s, uint16_t *dst, const float *src, int64_t n,
+                                const struct zr_rounding *rounding)
+{
+    return n <= 0 ? cudaSuccess
+                  : launch(add_rounded, ceil_div(n, THREADS * WIDTH), s, dst, src, n, *rounding);
+}
+
+cudaError_t zr_cuda_encode(cudaStream_t s, const struct zr_coded *to, const float *src, int64_t n)
+{
+    return n <= 0 ? cudaSuccess : launch(encode, ceil_div(n, THREADS * WIDTH), s, *to, src, n);
+}
+
+cudaError_t zr_cuda_decode(cudaStream_t s, float *dst, const struct zr_coded *from, int64_t n)
+{
+    return n <= 0 ? cudaSuccess : launch(decode, ceil_div(n, THREADS * WIDTH), s, dst, *from, n);
 }
 
 cudaError_t zr_cuda_update_spans(cudaStream_t s, const struct zr_update *u,

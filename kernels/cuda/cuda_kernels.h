@@ -36,6 +36,10 @@ cudaError_t zr_cuda_digest(cudaStream_t s, uint64_t *sum, const void *at, int64_
 cudaError_t zr_cuda_scale(cudaStream_t s, float *x, int64_t n, const struct zr_step_scalars *scalars);
 cudaError_t zr_cuda_update_spans(cudaStream_t s, const struct zr_update *u,
                                  const struct zr_update_span *spans, int n_spans);
+cudaError_t zr_cuda_add_rounded(cudaStream_t s, uint16_t *dst, const float *src, int64_t n,
+                                const struct zr_rounding *rounding);
+cudaError_t zr_cuda_encode(cudaStream_t s, const struct zr_coded *to, const float *src, int64_t n);
+cudaError_t zr_cuda_decode(cudaStream_t s, float *dst, const struct zr_coded *from, int64_t n);
 cudaError_t zr_cuda_agree_begin(cudaStream_t s, const struct zr_agree_begin *b);
 cudaError_t zr_cuda_agree_end(cudaStream_t s, const struct zr_agree_end *e);
 

@@ -115,8 +115,27 @@ static int op_update_spans(struct zr_stream *s, const struct zr_update *u, const
 
 static int op_update(struct zr_stream *s, const struct zr_update *u)
 {
-    const struct zr_update_span all = {.n = u->n, .lr = u->lr, .decay = u->decay};
+    const struct zr_update_span all = {.n = u->n, .lr = u->lr, .decay = u->decay, .rounding = u->rounding};
     return op_update_spans(s, u, &all, 1);
+}
+
+static int op_add_rounded(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                          const struct zr_rounding *rounding)
+{
+    ZR_TRY(zr_check_count("add_rounded", "n", n));
+    return ZR_CUDA(s->dev, "add_rounded", zr_cuda_add_rounded(s->native, dst, src, n, rounding));
+}
+
+static int op_encode(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n)
+{
+    ZR_TRY(zr_check_coded("encode", to, n));
+    return ZR_CUDA(s->dev, "encode", zr_cuda_encode(s->native, to, src, n));
+}
+
+static int op_decode(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n)
+{
+    ZR_TRY(zr_check_coded("decode", from, n));
+    return ZR_CUDA(s->dev, "decode", zr_cuda_decode(s->native, dst, from, n));
 }
 
 static int op_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b)
@@ -166,6 +185,9 @@ const struct zr_device_ops zr_cuda_ops = {
     .scale = op_scale,
     .update = op_update,
     .update_spans = op_update_spans,
+    .add_rounded = op_add_rounded,
+    .encode = op_encode,
+    .decode = op_decode,
     .agree_begin = op_agree_begin,
     .agree_end = op_agree_end,
 };

@@ -4,6 +4,7 @@
  * host_portable.c, host_avx2.c and host_avx512.c include it after their vec_*.h. update_range is inlined for
  * each constant kind, variant and type of the parameter, so its loop has no branches. */
 #include "kernels/host/update_element.h"
+#include "kernels/op_check.h"
 
 /* Prefetch distance in elements (1 KiB): about what is read during one memory latency. The CPU's own
  * prefetchers stop at the end of a page. */
@@ -16,7 +17,7 @@ ALWAYS_INLINE void update_prefetch(const struct zr_update *u, int64_t i, int n_r
     __builtin_prefetch(u->grad + i + UPDATE_AHEAD, 0);
     __builtin_prefetch(u->master + i + UPDATE_AHEAD, 1);
     for (int s = 0; s < n_read; s++)
-        __builtin_prefetch(u->state[s] + i + UPDATE_AHEAD, 1);
+        __builtin_prefetch((float *)u->state[s] + i + UPDATE_AHEAD, 1);
 }
 
 /* Updates elements [0, n). n is a multiple of VEC_LANES. */
@@ -46,7 +47,7 @@ ALWAYS_INLINE void update_range(const struct zr_update *u, int64_t n, enum zero_
         if (out == PARAM_F32)
             vec_store(param + i, w);
         else if (out == PARAM_BF16)
-            vec_store_bf16(param_bf16 + 2 * i, w);
+            vec_store_weight(param_bf16 + 2 * i, w);
     }
 }
 
@@ -66,10 +67,9 @@ ALWAYS_INLINE void update_with(const struct zr_update *u, int64_t n, enum zero_o
     }
 }
 
-static void host_update(const struct zr_update *u)
+/* Updates with masters and states in fp32. */
+static __attribute__((noinline)) void update_f32(const struct zr_update *u)
 {
-    if (u->scalars->skip)
-        return;
     int64_t n = u->n - u->n % VEC_LANES;
     switch (u->kind) {
 #define KIND(NAME, number, name, source)                                                                     \
@@ -90,14 +90,107 @@ static void host_update(const struct zr_update *u)
     if (n < u->n) {
         struct zr_update tail = *u;
         tail.n = u->n - n;
-        tail.master += n;
-        tail.grad += n;
-        if (tail.param)
-            tail.param = (char *)tail.param + n * zr_dtype_bytes(u->param_dtype);
-        for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
-            if (tail.state[i])
-                tail.state[i] += n;
+        zr_update_advance(&tail, n);
         zr_host_portable.update(&tail);
     }
 #endif
+}
+
+/* --- masters and states in fewer bytes ---
+ *
+ * A piece of each array is decoded to floats on the stack, updated there, and encoded again, so that memory
+ * is passed once and every optimizer has every precision. The pieces stay in the first-level cache. */
+
+/* A multiple of ZR_Q8_BLOCK. */
+enum { UPDATE_PIECE = 256 };
+
+/* What is decoded and encoded: n elements from element at on, which are adjacent in the tensor. */
+struct update_piece {
+    const struct zr_update *u;
+    int64_t at, n;
+};
+
+static void decode_state(float *x, const struct update_piece *p, int state)
+{
+    const struct zr_update *u = p->u;
+    if (u->moments == ZR_MOMENTS_BF16)
+        decode_bf16(x, (const uint16_t *)u->state[state] + p->at, p->n);
+    else
+        decode_q8(x, (const uint8_t *)u->state[state] + p->at, u->scale[state] + p->at / ZR_Q8_BLOCK, p->n,
+                  update_squares(u->kind) == state);
+}
+
+static void encode_state(const float *x, const struct update_piece *p, int state)
+{
+    const struct zr_update *u = p->u;
+    const enum zr_noise_kind kind = (enum zr_noise_kind)(ZR_NOISE_STATE_0 + state);
+    if (u->moments == ZR_MOMENTS_BF16) {
+        encode_bf16((uint16_t *)u->state[state] + p->at, x, p->n, &u->rounding, kind, p->at);
+        return;
+    }
+    uint32_t first;
+    const struct zr_noise noise = noise_from(&u->rounding, kind, p->at, &first);
+    encode_q8((uint8_t *)u->state[state] + p->at, u->scale[state] + p->at / ZR_Q8_BLOCK, x, p->n,
+              update_squares(u->kind) == state, &noise, first);
+}
+
+static void decode_piece_weights(float *w, const struct update_piece *p)
+{
+    const uint16_t *weight = (const uint16_t *)p->u->param + p->at;
+    if (p->u->masters == ZR_MASTERS_NONE)
+        decode_bf16(w, weight, p->n);
+    else
+        decode_masters(w, weight, p->u->remainder + p->at, p->n);
+}
+
+static void encode_piece_weights(const float *w, const struct update_piece *p)
+{
+    uint16_t *weight = (uint16_t *)p->u->param + p->at;
+    if (p->u->masters == ZR_MASTERS_NONE)
+        encode_bf16(weight, w, p->n, &p->u->rounding, ZR_NOISE_WEIGHT, p->at);
+    else
+        encode_masters(weight, p->u->remainder + p->at, w, p->n);
+}
+
+static void update_piece(const struct update_piece *p)
+{
+    float w[UPDATE_PIECE], state[ZR_OPTIMIZER_STATES][UPDATE_PIECE];
+    const bool coded_weights = p->u->masters != ZR_MASTERS_F32, coded = p->u->moments != ZR_MOMENTS_F32;
+    struct zr_update u = *p->u;
+    zr_update_advance(&u, p->at);
+    u.n = p->n;
+    if (coded_weights) {
+        decode_piece_weights(w, p);
+        u.master = w;
+        u.param = NULL;
+    }
+    for (int i = 0; coded && i < ZR_OPTIMIZER_STATES; i++)
+        if (p->u->state[i]) {
+            decode_state(state[i], p, i);
+            u.state[i] = state[i];
+        }
+    u.masters = ZR_MASTERS_F32;
+    u.moments = ZR_MOMENTS_F32;
+    update_f32(&u);
+    if (coded_weights)
+        encode_piece_weights(w, p);
+    for (int i = 0; coded && i < ZR_OPTIMIZER_STATES; i++)
+        if (p->u->state[i])
+            encode_state(state[i], p, i);
+}
+
+static void host_update(const struct zr_update *u)
+{
+    if (u->scalars->skip)
+        return;
+    if (update_is_f32(u)) {
+        update_f32(u);
+        return;
+    }
+    for (struct update_piece p = {.u = u}; p.at < u->n; p.at += p.n) {
+        const int64_t adjacent = zr_rounding_adjacent(&u->rounding, p.at);
+        p.n = u->n - p.at < UPDATE_PIECE ? u->n - p.at : UPDATE_PIECE;
+        p.n = adjacent < p.n ? adjacent : p.n;
+        update_piece(&p);
+    }
 }

@@ -107,6 +107,9 @@ static const struct zr_device_ops host_ops = {
     .scale = zr_host_scale,
     .update = zr_host_update,
     .update_spans = zr_host_update_spans,
+    .add_rounded = zr_host_add_rounded,
+    .encode = zr_host_encode,
+    .decode = zr_host_decode,
     .agree_begin = zr_host_agree_begin,
     .agree_end = zr_host_agree_end,
 };

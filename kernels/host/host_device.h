@@ -155,5 +155,9 @@ int zr_host_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step
 int zr_host_update(struct zr_stream *s, const struct zr_update *u);
 int zr_host_update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,
                          int n_spans);
+int zr_host_add_rounded(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                        const struct zr_rounding *rounding);
+int zr_host_encode(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n);
+int zr_host_decode(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n);
 
 #endif

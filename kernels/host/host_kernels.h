@@ -22,6 +22,6 @@ const struct zr_host_kernels *zr_host_kernels_named(const char *name);
 #define ZR_HOST_KERNEL_MEMBERS                                                                               \
     .zero = host_zero, .copy = host_copy, .cast = host_cast, .sum_tree = host_sum_tree, .add = host_add,     \
     .sum_squares = host_sum_squares, .maximum = host_maximum, .digest = host_digest, .scale = host_scale,    \
-    .update = host_update
+    .update = host_update, .add_rounded = host_add_rounded, .encode = host_encode, .decode = host_decode
 
 #endif

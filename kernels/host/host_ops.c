@@ -337,6 +337,59 @@ int zr_host_update_spans(struct zr_stream *s, const struct zr_update *u, const s
     return err;
 }
 
+struct rounded_args {
+    struct args a;
+    struct zr_rounding rounding;
+};
+
+static void add_rounded_op(void *arg)
+{
+    const struct rounded_args *r = arg;
+    r->a.k->add_rounded(r->a.dst, r->a.src, r->a.n, &r->rounding);
+}
+
+int zr_host_add_rounded(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                        const struct zr_rounding *rounding)
+{
+    struct rounded_args r = {{.k = s->dev->kernels, .dst = dst, .src = src, .n = n}, *rounding};
+    ZR_TRY(zr_check_count("add_rounded", "n", n));
+    zr_host_put(s, add_rounded_op, &r, sizeof r);
+    return 0;
+}
+
+struct coded_args {
+    struct args a;
+    struct zr_coded coded;
+};
+
+static void encode_op(void *arg)
+{
+    const struct coded_args *c = arg;
+    c->a.k->encode(&c->coded, c->a.src, c->a.n);
+}
+
+int zr_host_encode(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n)
+{
+    struct coded_args c = {{.k = s->dev->kernels, .src = src, .n = n}, *to};
+    ZR_TRY(zr_check_coded("encode", to, n));
+    zr_host_put(s, encode_op, &c, sizeof c);
+    return 0;
+}
+
+static void decode_op(void *arg)
+{
+    const struct coded_args *c = arg;
+    c->a.k->decode(c->a.dst, &c->coded, c->a.n);
+}
+
+int zr_host_decode(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n)
+{
+    struct coded_args c = {{.k = s->dev->kernels, .dst = dst, .n = n}, *from};
+    ZR_TRY(zr_check_coded("decode", from, n));
+    zr_host_put(s, decode_op, &c, sizeof c);
+    return 0;
+}
+
 static void agree_write_op(void *arg)
 {
     zr_agree_write(arg);

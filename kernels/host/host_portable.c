@@ -3,6 +3,7 @@
 #include "kernels/host/host_kernels.h"
 #include "kernels/host/vec_portable.h"
 
+#include "kernels/host/body_codes.h"
 #include "kernels/host/body_elements.h"
 #include "kernels/host/body_update.h"
 

@@ -20,7 +20,7 @@ struct update_constants {
 
 /* kernels/optimizer_NAME.h has NAME_ROW (of struct zr_optimizer_kind), and
  *
- *     enum { NAME_STATES, NAME_MOMENTUM_ONLY, NAME_FIRST_STEP };
+ *     enum { NAME_STATES, NAME_MOMENTUM_ONLY, NAME_FIRST_STEP, NAME_SQUARES };
  *     ALWAYS_INLINE vec NAME_direction(const struct update_constants *k, enum update_variant variant,
  *                                      vec w, vec g, vec *state_0, vec *state_1);
  *
@@ -74,6 +74,25 @@ ALWAYS_INLINE int update_n_written(enum zero_optimizer kind, enum update_variant
 ALWAYS_INLINE int update_n_read(enum zero_optimizer kind, enum update_variant variant)
 {
     return variant == UPDATE_FIRST ? 0 : update_n_written(kind, variant);
+}
+
+/* Returns the number of the state that is a mean of squares, or -1. */
+ALWAYS_INLINE int update_squares(enum zero_optimizer kind)
+{
+    switch (kind) {
+#define SQUARES(NAME, number, name, source)                                                                  \
+    case ZERO_##NAME:                                                                                        \
+        return NAME##_SQUARES;
+        ZERO_OPTIMIZER_MAP(SQUARES)
+#undef SQUARES
+    default:
+        return -1;
+    }
+}
+
+ALWAYS_INLINE bool update_is_f32(const struct zr_update *u)
+{
+    return u->masters == ZR_MASTERS_F32 && u->moments == ZR_MOMENTS_F32;
 }
 
 /* Returns the new weight for weight w and gradient g. The states are updated in place. */

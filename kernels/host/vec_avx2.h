@@ -85,16 +85,26 @@ static inline vec vec_load_bf16(const void *p)
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16));
 }
 
-static inline void vec_store_bf16(void *p, vec v)
+/* Adds `up` to the bits, and stores the upper halves. */
+static inline void vec_store_upper(void *p, vec v, __m256i up)
 {
     __m256i bits = _mm256_castps_si256(v), high = _mm256_srli_epi32(bits, 16);
-    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
-    __m256i rounded =
-        _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+    __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, up), 16);
     __m256i quiet = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
     __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
     __m256i bf16 = _mm256_blendv_epi8(rounded, quiet, is_nan);
     _mm_storeu_si128(p, _mm_packus_epi32(_mm256_castsi256_si128(bf16), _mm256_extracti128_si256(bf16, 1)));
+}
+
+static inline void vec_store_bf16(void *p, vec v)
+{
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(_mm256_castps_si256(v), 16), _mm256_set1_epi32(1));
+    vec_store_upper(p, v, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+}
+
+static inline void vec_store_weight(void *p, vec v)
+{
+    vec_store_upper(p, v, _mm256_set1_epi32(0x8000));
 }
 
 static inline __m256d vec_squares_of_4(const float *x)

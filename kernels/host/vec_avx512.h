@@ -103,15 +103,25 @@ static inline vec vec_load_bf16(const void *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16));
 }
 
-static inline void vec_store_bf16(void *p, vec v)
+/* Adds `up` to the bits, and stores the upper halves. */
+static inline void vec_store_upper(void *p, vec v, __m512i up)
 {
     __m512i bits = _mm512_castps_si512(v), high = _mm512_srli_epi32(bits, 16);
-    __m512i odd = _mm512_and_si512(high, _mm512_set1_epi32(1));
-    __m512i rounded =
-        _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, up), 16);
     __mmask16 is_nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
     __m512i bf16 = _mm512_mask_or_epi32(rounded, is_nan, high, _mm512_set1_epi32(0x40));
     _mm256_storeu_si256(p, _mm512_cvtepi32_epi16(bf16));
+}
+
+static inline void vec_store_bf16(void *p, vec v)
+{
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(_mm512_castps_si512(v), 16), _mm512_set1_epi32(1));
+    vec_store_upper(p, v, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+}
+
+static inline void vec_store_weight(void *p, vec v)
+{
+    vec_store_upper(p, v, _mm512_set1_epi32(0x8000));
 }
 
 static inline __m512d vec_squares_of_8(const float *x)

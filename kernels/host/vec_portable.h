@@ -7,6 +7,7 @@
 #define ZR_KERNELS_VEC_PORTABLE_H
 
 #include "kernels/host_device_code.h"
+#include "kernels/state_codes.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -105,6 +106,12 @@ ZR_HOST_DEVICE void vec_store_bf16(void *p, vec v)
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     uint32_t quiet = bits >> 16 | 0x40; /* a NaN must not round up to an infinity */
     *(vec_bits16 *)p = (uint16_t)(v != v ? quiet : rounded);
+}
+
+/* Ties are rounded away from zero. */
+ZR_HOST_DEVICE void vec_store_weight(void *p, vec v)
+{
+    *(vec_bits16 *)p = zr_round_away(v);
 }
 
 /* Returns the sum of squares of one block of ZR_NORM_BLOCK elements, in the order that device.h defines. */

@@ -24,6 +24,8 @@ enum zr_sim_op_kind {
     ZR_SIM_OP_SQUARES,
     ZR_SIM_OP_SCALE,
     ZR_SIM_OP_UPDATE,
+    ZR_SIM_OP_ENCODE,
+    ZR_SIM_OP_DECODE,
     ZR_SIM_OP_COMPUTE,
     ZR_SIM_OP_TOGETHER
 };
@@ -45,6 +47,7 @@ struct zr_sim_op {
     enum zero_dtype dst_type, src_type;
     const struct zr_step_scalars *scalars;
     struct zr_update update;
+    struct zr_coded coded;
     struct zr_largest largest;
     /* Its launch takes no time, because it continues the operation before it: the next span of an update, or
      * the next piece of a norm. Some ranks have more pieces of a norm than others. */

@@ -2,6 +2,7 @@
 /* sim_effect.c: what an operation does when it runs: the bytes that it touches, their new content, and its
  * time. */
 #include "kernels/exact_sum.h"
+#include "kernels/op_check.h"
 #include "kernels/sim/sim_device_inside.h"
 
 #include <string.h>
@@ -69,47 +70,67 @@ void zr_sim_host_touch(struct zr_sim *w, const char *name, const struct zr_sim_t
     touch_all(w, w->host, touch, n);
 }
 
+/* Reads a range that an update keeps beside the weights, and, unless the step is skipped, writes its next
+ * version. Returns the bytes moved. */
+static int64_t update_state(struct zr_sim *w, struct zr_line *l, void *at, int64_t bytes,
+                            struct zr_content state, bool skip)
+{
+    zr_shadow_read(&w->rec, l, at, bytes);
+    zr_shadow_expect(&w->rec, l, at, bytes, state);
+    if (skip)
+        return bytes;
+    state.value++;
+    zr_shadow_write(&w->rec, l, at, bytes);
+    zr_shadow_set(&w->rec, at, bytes, state);
+    return 2 * bytes;
+}
+
+static int64_t update_states(struct zr_sim *w, struct zr_line *l, const struct zr_update *u,
+                             struct zr_content at, bool skip)
+{
+    int64_t bytes = 0;
+    at.kind = ZR_CONTENT_STATE;
+    at.size = sizeof *u->remainder;
+    if (u->remainder)
+        bytes += update_state(w, l, u->remainder, u->n * at.size, at, skip);
+    at.size = (uint8_t)zr_moments_bytes(u->moments);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+        if (u->state[i])
+            bytes += update_state(w, l, u->state[i], u->n * at.size, at, skip);
+    at.size = sizeof *u->scale[0];
+    at.first /= ZR_Q8_BLOCK;
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
+        if (u->scale[i])
+            bytes += update_state(w, l, u->scale[i], zr_coding_bytes_beside(ZR_CODING_Q8, u->n), at, skip);
+    return bytes;
+}
+
 static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_update *u, uint32_t step)
 {
-    int64_t bytes = u->n * (int64_t)sizeof(float), size = u->param ? zr_dtype_bytes(u->param_dtype) : 0;
-    bool apart = u->param && u->param != (void *)u->master;
+    const bool f32 = u->masters == ZR_MASTERS_F32, skip = u->scalars->skip;
+    void *weights = f32 ? (void *)u->master : u->param;
+    const int64_t size = u->param ? zr_dtype_bytes(u->param_dtype) : 0, bytes = u->n * (f32 ? 4 : size),
+                  grad_bytes = u->n * (int64_t)sizeof *u->grad,
+                  param_bytes = f32 && u->param && u->param != weights ? u->n * size : 0;
     zr_shadow_read(&w->rec, l, u->scalars, sizeof *u->scalars);
-    zr_shadow_read(&w->rec, l, u->grad, bytes);
-    struct zr_content at = zr_shadow_at(&w->rec, u->master);
+    zr_shadow_read(&w->rec, l, u->grad, grad_bytes);
+    struct zr_content at = zr_shadow_at(&w->rec, weights);
     at.kind = ZR_CONTENT_PARAM;
-    zr_shadow_expect(&w->rec, l, u->master, bytes, at);
+    zr_shadow_expect(&w->rec, l, weights, bytes, at);
     struct zr_content grad = w->opt.whole_grad(w->opt.arg, at.flat, step);
     grad.first = at.first;
-    zr_shadow_expect(&w->rec, l, u->grad, bytes, grad);
-    struct zr_content state = at;
-    state.kind = ZR_CONTENT_STATE;
-    bool skip = u->scalars->skip;
-    zr_shadow_read(&w->rec, l, u->master, bytes);
+    zr_shadow_expect(&w->rec, l, u->grad, grad_bytes, grad);
+    zr_shadow_read(&w->rec, l, weights, bytes);
+    const int64_t states = update_states(w, l, u, at, skip);
     if (!skip) {
         at.value++;
-        zr_shadow_write(&w->rec, l, u->master, bytes);
-        zr_shadow_set(&w->rec, u->master, bytes, at);
-        struct zr_content param = at;
-        param.size = (uint8_t)size;
-        if (apart) {
-            zr_shadow_write(&w->rec, l, u->param, u->n * size);
-            zr_shadow_set(&w->rec, u->param, u->n * size, param);
-        }
+        zr_shadow_write(&w->rec, l, weights, bytes);
+        zr_shadow_set(&w->rec, weights, bytes, at);
+        at.size = (uint8_t)size;
+        zr_shadow_write(&w->rec, l, u->param, param_bytes);
+        zr_shadow_set(&w->rec, u->param, param_bytes, at);
     }
-    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++) {
-        if (!u->state[i])
-            continue;
-        zr_shadow_read(&w->rec, l, u->state[i], bytes);
-        zr_shadow_expect(&w->rec, l, u->state[i], bytes, state);
-        if (skip)
-            continue;
-        zr_shadow_write(&w->rec, l, u->state[i], bytes);
-        zr_shadow_set(
-            &w->rec, u->state[i], bytes,
-            (struct zr_content){
-                .kind = ZR_CONTENT_STATE, .size = 4, .flat = at.flat, .first = at.first, .value = at.value});
-    }
-    return bytes * 7;
+    return grad_bytes + 2 * bytes + param_bytes + states;
 }
 
 void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u)
@@ -154,8 +175,38 @@ static int64_t run_add(struct zr_sim *w, struct zr_line *l, const struct zr_sim_
     zr_shadow_read(&w->rec, l, op->src, op->count * from);
     zr_shadow_read(&w->rec, l, op->dst, op->count * to);
     zr_shadow_write(&w->rec, l, op->dst, op->count * to);
-    zr_shadow_sum(&w->rec, op->dst, op->src, from, op->count);
-    return op->count * 12;
+    zr_shadow_sum(&w->rec, op->dst, to, op->src, from, op->count);
+    return op->count * (from + 2 * to);
+}
+
+static int64_t run_encode(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op)
+{
+    const struct zr_coded *to = &op->coded;
+    const int64_t size = zr_coding_bytes(to->coding), beside = zr_coding_bytes_beside(to->coding, op->count);
+    struct zr_content c = zr_shadow_at(&w->rec, op->src);
+    zr_shadow_read(&w->rec, l, op->src, op->count * 4);
+    zr_shadow_write(&w->rec, l, to->at, op->count * size);
+    zr_shadow_copy(&w->rec, to->at, (int)size, op->src, 4, op->count);
+    if (c.size) {
+        c.kind = ZR_CONTENT_STATE;
+        c.first /= to->coding == ZR_CODING_REMAINDER ? 1 : ZR_Q8_BLOCK;
+        c.size = sizeof *to->beside;
+    }
+    zr_shadow_write(&w->rec, l, to->beside, beside);
+    zr_shadow_set(&w->rec, to->beside, beside, c);
+    return op->count * (4 + size) + beside;
+}
+
+static int64_t run_decode(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op)
+{
+    const struct zr_coded *from = &op->coded;
+    const int64_t size = zr_coding_bytes(from->coding),
+                  beside = zr_coding_bytes_beside(from->coding, op->count);
+    zr_shadow_read(&w->rec, l, from->at, op->count * size);
+    zr_shadow_read(&w->rec, l, from->beside, beside);
+    zr_shadow_write(&w->rec, l, op->dst, op->count * 4);
+    zr_shadow_copy(&w->rec, op->dst, 4, from->at, (int)size, op->count);
+    return op->count * (4 + size) + beside;
 }
 
 static int64_t run_squares(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op, int rank)
@@ -210,6 +261,10 @@ static int64_t run_moving(struct zr_sim *w, struct zr_line *l, const struct zr_s
         return run_scale(w, l, op);
     case ZR_SIM_OP_UPDATE:
         return run_update(w, l, &op->update, op->step);
+    case ZR_SIM_OP_ENCODE:
+        return run_encode(w, l, op);
+    case ZR_SIM_OP_DECODE:
+        return run_decode(w, l, op);
     case ZR_SIM_OP_CALL:
     case ZR_SIM_OP_COMPUTE:
     case ZR_SIM_OP_WAIT:

@@ -88,14 +88,21 @@ static int cast(struct zr_stream *s, void *dst, enum zero_dtype dt, const void *
     return zr_sim_op_put(s, op);
 }
 
-static int add(struct zr_stream *s, float *dst, const void *src, enum zero_dtype st, int64_t n)
+static int put_add(struct zr_stream *s, void *dst, enum zero_dtype dt, const void *src, enum zero_dtype st,
+                   int64_t n)
 {
     struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_ADD, "add");
     op->dst = dst;
+    op->dst_type = dt;
     op->src = src;
     op->src_type = st;
     op->count = n;
     return zr_sim_op_put(s, op);
+}
+
+static int add(struct zr_stream *s, float *dst, const void *src, enum zero_dtype st, int64_t n)
+{
+    return put_add(s, dst, ZERO_F32, src, st, n);
 }
 
 /* Adds one source after the other. For ranges and contents this is the same. */
@@ -284,6 +291,33 @@ static int update_spans(struct zr_stream *s, const struct zr_update *u, const st
     return err;
 }
 
+static int add_rounded(struct zr_stream *s, uint16_t *dst, const float *src, int64_t n,
+                       const struct zr_rounding *rounding)
+{
+    (void)rounding;
+    return put_add(s, dst, ZERO_BF16, src, ZERO_F32, n);
+}
+
+static int encode(struct zr_stream *s, const struct zr_coded *to, const float *src, int64_t n)
+{
+    ZR_TRY(zr_check_coded("encode", to, n));
+    struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_ENCODE, "encode");
+    op->coded = *to;
+    op->src = src;
+    op->count = n;
+    return zr_sim_op_put(s, op);
+}
+
+static int decode(struct zr_stream *s, float *dst, const struct zr_coded *from, int64_t n)
+{
+    ZR_TRY(zr_check_coded("decode", from, n));
+    struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_DECODE, "decode");
+    op->dst = dst;
+    op->coded = *from;
+    op->count = n;
+    return zr_sim_op_put(s, op);
+}
+
 int zr_sim_compute(struct zr_stream *s, const char *name, const struct zr_sim_touch *touch, int n, int64_t ns)
 {
     struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_COMPUTE, name);
@@ -342,6 +376,9 @@ const struct zr_device_ops zr_sim_ops = {
     .scale = scale,
     .update = update,
     .update_spans = update_spans,
+    .add_rounded = add_rounded,
+    .encode = encode,
+    .decode = decode,
     .agree_begin = agree_begin,
     .agree_end = agree_end,
 };

@@ -54,8 +54,8 @@ static int add_weights(struct digesting *d, int32_t tensor)
         if (from >= end)
             continue;
         ZR_TRY(add_bytes(d, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype)));
-        if (t->grad && f->dtype != ZERO_F32)
-            ZR_TRY(add_bytes(d, zr_engine_master_at(e, f, from), (end - from) * (int64_t)sizeof(float)));
+        if (zr_plan_master_size(f))
+            ZR_TRY(add_bytes(d, zr_engine_master_at(e, f, from), (end - from) * zr_plan_master_size(f)));
     }
     return 0;
 }

@@ -46,13 +46,21 @@ char *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, in
     int64_t at = e->plan->master_at[f - e->layout->flats];
     if (at < 0)
         return zr_engine_param_at(e, f, first);
-    return e->master + at + (first - zr_engine_kept(e, f).first) * (int64_t)sizeof(float);
+    return e->master + at + (first - zr_engine_kept(e, f).first) * zr_plan_master_size(f);
 }
 
 char *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first)
 {
     int64_t at = e->plan->state_at[i * e->layout->n_flats + (f - e->layout->flats)];
-    return e->state[i] + at + (first - zr_engine_kept(e, f).first) * (int64_t)sizeof(float);
+    return e->state[i] + at + (first - zr_engine_kept(e, f).first) * zr_plan_state_size(f);
+}
+
+uint16_t *zr_engine_scales_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first)
+{
+    if (f->moments != ZERO_MOMENTS_Q8)
+        return NULL;
+    return (uint16_t *)(e->state[i] + zr_plan_scales_at(e->plan, f, i)) +
+           (first - zr_engine_kept(e, f).first) / ZR_Q8_BLOCK;
 }
 
 /* ---- opening ---- */
@@ -232,6 +240,7 @@ static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
     ZR_TRY(zr_jobs_open(e));
     ZR_TRY(zr_steps_open(e));
     ZR_TRY(zr_tuning_open(e));
+    ZR_TRY(zr_rounding_open(e));
     ZR_TRY(zr_room_open(e));
     ZR_TRY(zr_events_open(e->dev, e->plan, &e->ev));
     if (e->plan->snapshot_bytes)

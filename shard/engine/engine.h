@@ -235,6 +235,8 @@ struct zr_engine_facts {
 void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out);
 /* Sets the count of skipped steps, from a checkpoint. */
 void zr_engine_set_skipped(struct zr_engine *e, int64_t n);
+/* Sets how many elements of the tensor earlier pipeline stages have, counted like this rank's. 0 at first. */
+void zr_engine_set_first(struct zr_engine *e, int32_t tensor, int64_t first);
 struct zr_device *zr_engine_device(const struct zr_engine *e);
 /* Gives a number of this rank that goes into each step from here on (any thread). The second returns the
  * least number of any rank, as of the last step whose outcome was read. */

@@ -2,8 +2,8 @@
 /* init.c: sets the parameters' first values by a callback, for models that no rank holds whole.
  *
  * Each rank asks for the elements that it owns, which are a part of every unit. So no element is asked for
- * twice, with or without groups. The other elements that a rank holds are gathered, and masters are copied
- * from the parameters in fp32. Ranks agree after each unit. So nobody waits longer than a unit takes, and a
+ * twice, with or without groups. The other elements that a rank holds are gathered, and masters are made from
+ * the parameters. Ranks agree after each unit. So nobody waits longer than a unit takes, and a
  * failure on one rank is an error on all. */
 #include "comm/first_error.h"
 #include "kernels/check/guard.h"
@@ -162,9 +162,8 @@ static int fill_masters(struct zr_engine *e)
     for (int32_t i = 0; !err && i < e->layout->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[i];
         struct zr_span kept = zr_engine_kept(e, f);
-        if (e->plan->master_at[i] >= 0 && kept.n)
-            err = e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, f, kept.first), ZERO_F32,
-                                    zr_engine_param_at(e, f, kept.first), f->dtype, kept.n);
+        if (kept.n)
+            err = zr_masters_from_params(e, f, kept.first, kept.n);
     }
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_drain(e);
 }

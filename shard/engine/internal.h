@@ -136,6 +136,9 @@ struct zr_engine {
     /* zr_fork_depth when it was opened */
     unsigned forks;
 
+    /* (n_tensors) layers of the tensor in earlier pipeline stages */
+    int64_t *first_layer;
+
     /* arenas; control_base is for exchanges of all ranks, and equals reduce_base without groups and pipeline
      * stages */
     char *gather_base, *reduce_base, *control_base;
@@ -292,11 +295,14 @@ int zr_engine_open_arena(struct zr_engine *e, const enum zr_role *roles, int n_r
                          char **base);
 
 /* Return the elements of a flat whose optimizer state this rank keeps (at stage 0 all), and the addresses of
- * element `first` of these. */
+ * element `first` of these. Without a region for masters, these are the parameters. */
 struct zr_span zr_engine_kept(const struct zr_engine *e, const struct zr_flat *f);
 char *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
 char *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
 char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int64_t first);
+/* Returns the address of the scale of the block of ZR_Q8_BLOCK elements that `first` is in. NULL: states of
+ * the flat have no scales. */
+uint16_t *zr_engine_scales_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
 
 /* Waits for the event, or for the context to fail, because a failed collective on a GPU may never end. Not
  * for the loop's thread. */
@@ -366,6 +372,30 @@ const struct zero_step_info *zr_last_result(const struct zr_engine *e);
 void zr_steps_facts(const struct zr_engine *e, struct zr_engine_facts *out);
 /* Fills in what a job needs to know of its step, and notes what the job will do. number: the job's. */
 void zr_steps_fill_job(struct zr_engine *e, struct zr_job *job, uint64_t number);
+
+/* ---- rounding.c ---- */
+
+int zr_rounding_open(struct zr_engine *e);
+/* Returns the noise of the elements of a piece from its element `at` on. step: begun of struct zr_job. */
+struct zr_rounding zr_rounding_from(const struct zr_engine *e, const struct zr_piece *p, int64_t at,
+                                    int64_t step);
+
+/* ---- precision.c ---- */
+
+/* Write the masters of n elements from `first` on: from the parameters, or from fp32 values. Without a region
+ * for masters they do nothing. REMAINDER writes the parameters, too. */
+int zr_masters_from_params(struct zr_engine *e, const struct zr_flat *f, int64_t first, int64_t n);
+int zr_masters_write(struct zr_engine *e, const struct zr_flat *f, int64_t first, int64_t n,
+                     const float *src);
+/* Writes the parameters, rounded from masters as an update rounds them. */
+int zr_params_from_masters(struct zr_engine *e, const struct zr_flat *f, int64_t first, int64_t n,
+                           const float *src);
+/* Writes a state, rounded to nearest. Elements with 8-bit codes are whole blocks, or end with their layer. */
+int zr_state_write(struct zr_engine *e, const struct zr_flat *f, int i, int64_t first, int64_t n,
+                   const float *src);
+/* Read values in fp32. The second one also writes the rest of a block of 8-bit codes in front of dst. */
+int zr_masters_read(struct zr_engine *e, const struct zr_flat *f, int64_t first, int64_t n, float *dst);
+int zr_state_read(struct zr_engine *e, const struct zr_flat *f, int i, int64_t first, int64_t n, float *dst);
 
 /* ---- tune.c ---- */
 

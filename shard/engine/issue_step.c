@@ -74,7 +74,7 @@ static bool keeps_squares(const struct zr_engine *e)
     bool keeps = false;
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[i];
-        keeps |= f->optimizer && zr_optimizer_kind(f->optimizer)->keeps_squares;
+        keeps |= f->optimizer && zr_optimizer_kind(f->optimizer)->squares >= 0;
     }
     return keeps;
 }
@@ -227,9 +227,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
         ZR_TRY(await_norm(e));
         call_user(&c);
     }
-    if (k->param != k->master)
-        ZR_TRY(d->cast(e->reduce_stream, k->param, k->param_dtype, k->master, ZERO_F32, k->n));
-    return 0;
+    return k->param == k->master ? 0 : zr_params_from_masters(e, f, first, k->n, k->master);
 }
 
 /* Whether two updates agree in everything that is not part of a span. */
@@ -247,8 +245,12 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     struct zr_engine *e = up->e;
     const struct zr_tensor *t = &e->layout->tensors[p->tensor];
     const struct zr_optim *group = &up->job->tuned->optim[t->group];
+    const bool wide = f->masters == ZERO_MASTERS_F32;
+    char *master = zr_engine_master_at(e, f, first);
     struct zr_update k = {.kind = f->optimizer,
                           .param_dtype = f->dtype,
+                          .masters = (int)f->masters,
+                          .moments = (int)f->moments,
                           .lr = up->job->lr * group->lr_scale,
                           .beta1 = group->beta1,
                           .beta2 = group->beta2,
@@ -258,14 +260,17 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
                           .c2 = 1,
                           .t = up->job->t,
                           .n = n,
-                          .master = (float *)zr_engine_master_at(e, f, first),
+                          .master = wide ? (float *)master : NULL,
+                          .remainder = f->masters == ZERO_MASTERS_REMAINDER ? (uint16_t *)master : NULL,
                           .param = zr_engine_param_at(e, f, first),
                           .grad = up->grad + (first - up->first_kept),
                           .scalars = zr_engine_scalars(e)};
     if (!f->optimizer)
         return update_by_user(up, &k, f, p, first);
-    for (int i = 0; i < f->n_states; i++)
-        k.state[i] = (float *)zr_engine_state_at(e, f, i, first);
+    for (int i = 0; i < f->n_states; i++) {
+        k.state[i] = zr_engine_state_at(e, f, i, first);
+        k.scale[i] = zr_engine_scales_at(e, f, i, first);
+    }
     if (zr_optimizer_kind(f->optimizer)->bias_correction) {
         /* Computed in float, like the loops of C models. */
         k.c1 = 1.0f - powf(k.beta1, (float)k.t);
@@ -280,7 +285,8 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     if (up->n_spans == 0)
         up->u = k;
     int64_t at = k.grad - up->u.grad;
-    up->span[up->n_spans++] = (struct zr_update_span){at, n, k.lr, k.decay};
+    up->span[up->n_spans++] = (struct zr_update_span){
+        at, n, k.lr, k.decay, zr_rounding_from(e, p, first - p->first, up->job->begun)};
     up->u.n = at + n;
     return up->n_spans == ZR_MAX_SPANS ? put_update(up) : 0;
 }

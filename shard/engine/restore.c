@@ -65,15 +65,16 @@ static int gather_residents(struct zr_engine *e)
 }
 
 /* Stage 0: sends every rank's part of an array to all ranks, through the staging of zero_read. at: address of
- * the flat's element 0. size: bytes of an element. */
-static int spread(struct zr_engine *e, const struct zr_flat *f, char *at, int64_t size)
+ * the flat's element 0. size: bytes of each `per` elements. */
+static int spread(struct zr_engine *e, const struct zr_flat *f, char *at, int64_t size, int64_t per)
 {
     const struct zr_device_ops *d = e->dev->ops;
     struct zr_tag tag = restore_tag(e, f->unit);
     char *staging = zr_values_staging(e);
     int64_t most = e->plan->values_bytes / size;
     for (int r = 0; r < e->dp; r++) {
-        int64_t first, n = zr_flat_owned(f, r, &first);
+        int64_t first, n = (zr_flat_owned(f, r, &first) + per - 1) / per;
+        first /= per;
         for (int64_t k = 0; k < n; k += most) {
             int64_t bytes = zr_min(most, n - k) * size;
             int err = zr_roles_make_room(e);
@@ -95,10 +96,13 @@ static int spread_state(struct zr_engine *e, const struct zr_flat *f)
     int err = 0;
     if (!f->trainable)
         return 0;
-    if (f->dtype != ZERO_F32) /* f32 weights are their own masters, and were gathered */
-        err = spread(e, f, zr_engine_master_at(e, f, 0), sizeof(float));
-    for (int i = 0; !err && i < f->n_states; i++)
-        err = spread(e, f, zr_engine_state_at(e, f, i, 0), sizeof(float));
+    if (zr_plan_master_size(f)) /* otherwise the weights are the masters, and were gathered */
+        err = spread(e, f, zr_engine_master_at(e, f, 0), zr_plan_master_size(f), 1);
+    for (int i = 0; !err && i < f->n_states; i++) {
+        err = spread(e, f, zr_engine_state_at(e, f, i, 0), zr_plan_state_size(f), 1);
+        if (!err && f->moments == ZERO_MOMENTS_Q8)
+            err = spread(e, f, (char *)zr_engine_scales_at(e, f, i, 0), sizeof(uint16_t), ZR_Q8_BLOCK);
+    }
     return err;
 }
 

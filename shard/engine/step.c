@@ -16,6 +16,9 @@ struct zr_steps {
     uint32_t n_calls;
     /* added to n_calls for the number in messages, which goes on after a load */
     int64_t offset;
+    /* steps that were begun, also before a load. Once the last one is settled, t + n_skipped. Noise depends on
+     * it, because t is not known before the last step is settled. */
+    int64_t begun;
     /* states were loaded, so the next zero_step computes the offset anew */
     bool renumber;
     /* a zero_step is under way; n_calls counts it already */
@@ -90,6 +93,7 @@ void zr_steps_facts(const struct zr_engine *e, struct zr_engine_facts *out)
 void zr_engine_set_skipped(struct zr_engine *e, int64_t n)
 {
     e->m.steps->n_skipped = n;
+    e->m.steps->begun = e->m.steps->t + n;
 }
 
 uint64_t zr_engine_least(const struct zr_engine *e)
@@ -103,6 +107,7 @@ int zr_engine_set_step(struct zr_engine *e, int64_t t)
     if (err)
         return err;
     e->m.steps->t = t;
+    e->m.steps->begun = t + e->m.steps->n_skipped;
     for (int32_t u = 0; u < e->layout->n_units; u++)
         e->m.steps->unit_t[u] = t;
     e->m.steps->renumber = true; /* the next zero_step does this, because ranks may load at different times */
@@ -146,6 +151,7 @@ void zr_steps_fill_job(struct zr_engine *e, struct zr_job *job, uint64_t number)
     struct zr_steps *s = e->m.steps;
     const struct zr_action *a = &job->action;
     job->lr = s->lr;
+    job->begun = s->begun + !s->under_way;
     if (a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_UPDATE) {
         job->tuned = zr_tuned_of_job(e, number);
         job->carried = &s->carried;
@@ -398,6 +404,7 @@ static int make_step(struct zr_engine *e, float lr, struct zero_step_info *resul
     ZR_TRY(zr_core_take(e->m.core, &ev, e->m.actions, &n));
     zr_model_called(e, &ev);
     e->m.steps->n_calls++;
+    e->m.steps->begun++;
     e->m.steps->under_way = true;
     if (e->m.steps->renumber)
         zr_engine_renumber(e, e->m.steps->t + 1);

@@ -47,9 +47,9 @@ struct chunk {
     const struct zr_flat *flat;
     const struct zr_piece *piece;
     int64_t first, n; /* first element in the flat, and number of elements */
-    int64_t size;     /* bytes of an element of the value */
-    int64_t at;       /* byte offset in staging */
-    int kind;         /* ZR_VALUE_PARAM, _MASTER or _GRAD, which are negative, or the number of a state */
+    int64_t size;     /* bytes of an element as it is read and written: states are fp32 there */
+    int64_t at; /* byte offset in staging; a read leaves room for the block of 8-bit codes before first */
+    int kind;   /* ZR_VALUE_PARAM, _MASTER or _GRAD, which are negative, or the number of a state */
     const struct values_call *call;
 };
 
@@ -62,27 +62,40 @@ static struct chunk chunk_at(const struct zr_engine *e, int32_t tensor, int kind
     struct chunk c = {.flat = zr_piece_flat(e->layout, id), .piece = &e->layout->pieces[id], .kind = kind};
     c.size = kind == ZR_VALUE_PARAM ? zr_dtype_bytes(t->dtype) : (int64_t)sizeof(float);
     c.first = c.piece->first + at % per_layer;
-    c.n = zr_min(zr_min(n, per_layer - at % per_layer), e->plan->values_bytes / c.size);
+    if (kind >= 0 && c.flat->moments == ZERO_MOMENTS_Q8)
+        c.at = c.first % ZR_Q8_BLOCK * c.size;
+    c.n = zr_min(zr_min(n, per_layer - at % per_layer), (e->plan->values_bytes - c.at) / c.size);
     return c;
 }
 
-/* Returns where this rank has the value of a flat's element. */
-static char *value_at(const struct zr_engine *e, const struct chunk *c, int64_t first)
+/* Whether this rank keeps the value in the bytes in which it is read. */
+static bool is_kept_as_read(const struct chunk *c)
 {
-    if (c->kind == ZR_VALUE_PARAM)
-        return zr_engine_param_at(e, c->flat, first);
+    const int64_t master_size = zr_plan_master_size(c->flat);
+    if (c->kind >= 0)
+        return c->flat->moments == ZERO_MOMENTS_F32;
+    return c->kind != ZR_VALUE_MASTER ||
+           c->size == (master_size ? master_size : zr_dtype_bytes(c->flat->dtype));
+}
+
+/* Copies n of the chunk's elements from where this rank has them. dst is device memory, or any memory if the
+ * value is kept as it is read. */
+static int load(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n, char *dst)
+{
+    if (c->kind >= 0)
+        return zr_state_read(e, c->flat, c->kind, first, n, (float *)dst);
     if (c->kind == ZR_VALUE_MASTER)
-        return zr_engine_master_at(e, c->flat, first);
-    if (c->kind == ZR_VALUE_GRAD)
-        return e->reduce_base + zr_plan_sum(e->plan, c->flat, e->at, 0) +
-               (first - zr_engine_fine(e, c->flat).first) * c->size;
-    return zr_engine_state_at(e, c->flat, c->kind, first);
+        return zr_masters_read(e, c->flat, first, n, (float *)dst);
+    const char *from = c->kind == ZR_VALUE_PARAM ? zr_engine_param_at(e, c->flat, first)
+                                                 : e->reduce_base + zr_plan_sum(e->plan, c->flat, e->at, 0) +
+                                                       (first - zr_engine_fine(e, c->flat).first) * c->size;
+    return e->dev->ops->copy(e->reduce_stream, dst, from, n * c->size);
 }
 
 /* Whether every rank holds the whole value, so that nothing has to be sent to read it. */
 static bool is_everywhere(const struct zr_engine *e, const struct chunk *c)
 {
-    bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && c->flat->dtype == ZERO_F32);
+    bool param = c->kind == ZR_VALUE_PARAM || (c->kind == ZR_VALUE_MASTER && !zr_plan_master_size(c->flat));
     bool full = zr_level_of(e->plan->placement.state) == ZR_LEVEL_ALL &&
                 c->kind != ZR_VALUE_GRAD; /* sums are sharded at every stage */
     return e->dp == 1 || full || (param && e->plan->resident[c->flat->unit]);
@@ -112,12 +125,13 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
             memset(dst, 0, (size_t)(c->n * c->size));
         return 0;
     }
+    char *staging = zr_values_staging(e) + c->at;
     if (is_everywhere(e, c)) {
-        if (dst)
-            return d->copy(e->reduce_stream, dst, value_at(e, c, c->first), c->n * c->size);
-        return 0;
+        if (!dst || is_kept_as_read(c))
+            return dst ? load(e, c, c->first, c->n, dst) : 0;
+        ZR_TRY(load(e, c, c->first, c->n, staging));
+        return d->copy(e->reduce_stream, dst, staging, c->n * c->size);
     }
-    char *staging = zr_values_staging(e);
     struct zr_tag tag = values_tag(e, c->flat->unit, c->call);
     for (int32_t k = 0; k < e->dp; k++) {
         int64_t first, n = elems_owned(c, k, &first), at = (first - c->first) * c->size;
@@ -126,9 +140,10 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
             continue;
         int err = zr_roles_make_room(e);
         if (!err && owner == e->dp_rank)
-            err = d->copy(e->reduce_stream, staging + at, value_at(e, c, first), n * c->size);
+            err = load(e, c, first, n, staging + at);
         if (!err)
-            err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at + at, n * c->size, owner, &tag);
+            err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at + c->at + at, n * c->size, owner,
+                                    &tag);
         if (err)
             return err;
     }
@@ -138,28 +153,26 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
 /* Copies elements from staging to this rank's parameters or states. */
 static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n)
 {
-    const struct zr_device_ops *d = e->dev->ops;
-    enum zero_dtype dtype = c->flat->dtype;
     const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
     if (c->kind >= 0)
-        return d->copy(e->reduce_stream, value_at(e, c, first), from, n * c->size);
-    enum zero_dtype src_dtype = c->kind == ZR_VALUE_PARAM ? dtype : ZERO_F32;
-    int err = d->cast(e->reduce_stream, zr_engine_param_at(e, c->flat, first), dtype, from, src_dtype, n);
-    return err;
+        return zr_state_write(e, c->flat, c->kind, first, n, (const float *)from);
+    if (c->kind == ZR_VALUE_MASTER)
+        return zr_params_from_masters(e, c->flat, first, n, (const float *)from);
+    return e->dev->ops->copy(e->reduce_stream, zr_engine_param_at(e, c->flat, first), from, n * c->size);
 }
 
-/* Copies the chunk's elements from staging to this rank's fp32 masters, if there are any. */
+/* Copies the chunk's elements from staging to this rank's masters, if the weights are not the masters. The
+ * weights are stored already. */
 static int store_master(struct zr_engine *e, const struct chunk *c)
 {
-    if (c->kind >= 0 || !c->flat->trainable || c->flat->dtype == ZERO_F32)
+    if (c->kind >= 0)
         return 0;
     int64_t first, n = elems_in(c, zr_engine_kept(e, c->flat), &first);
     if (n == 0)
         return 0;
     const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
-    enum zero_dtype src_dtype = c->kind == ZR_VALUE_PARAM ? c->flat->dtype : ZERO_F32;
-    return e->dev->ops->cast(e->reduce_stream, zr_engine_master_at(e, c->flat, first), ZERO_F32, from,
-                             src_dtype, n);
+    return c->kind == ZR_VALUE_MASTER ? zr_masters_write(e, c->flat, first, n, (const float *)from)
+                                      : zr_masters_from_params(e, c->flat, first, n);
 }
 
 /* Returns the elements of the flat that this rank holds, as parameters or as states. */

@@ -87,11 +87,9 @@ static void check_one(const struct zr_host_kernels *k, const struct variant *v, 
         if (out == OUT_F32)
             assert_true(same_float(((float *)param.p)[i], w[i]));
         if (out == OUT_BF16) {
-            uint16_t got, want;
-            zr_host_kernels(ZR_ISA_PORTABLE)
-                ->cast(&want, ZERO_BF16, &w[i], ZERO_F32, 1); /* checked in check_elements.c */
+            uint16_t got;
             memcpy(&got, (char *)param.p + 2 * i, 2);
-            assert_int_equal(got, want);
+            assert_int_equal(got, zr_round_away(w[i])); /* checked in check_states.c */
         }
     }
     if (out == OUT_NONE || out == OUT_MASTER)

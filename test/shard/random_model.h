@@ -96,6 +96,17 @@ static inline void mix_optimizers(struct zr_tensor *t, int32_t n)
     }
 }
 
+/* Gives tensors of an optimizer all precisions of masters and states, drawn from the model itself too. */
+static inline void mix_precisions(struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        if (t[i].optimizer && t[i].dtype == ZERO_BF16)
+            t[i].masters = (enum zero_masters)((t[i].n_elems + i) % 3);
+        if (t[i].optimizer)
+            t[i].moments = (enum zero_moments)((t[i].n_elems / 3 + i) % 3);
+    }
+}
+
 /* Gives some tensors of every third model a granule, drawn from the model itself too. */
 static inline void mix_granules(struct zr_tensor *t, int32_t n)
 {
@@ -138,6 +149,7 @@ static inline struct zr_tensor *random_tensors(struct random_source *r, int32_t 
         t[j] = swap;
     }
     mix_optimizers(t, *n);
+    mix_precisions(t, *n);
     mix_granules(t, *n);
     return t;
 }

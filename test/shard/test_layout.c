@@ -19,7 +19,9 @@ static void check_pieces(const struct zr_layout *l)
             CHECK(at >= f->first_piece && at < f->first_piece + f->n_pieces, "piece %d", at);
             CHECK(f->unit == x->unit + s && f->dtype == x->dtype && f->trainable == (x->grad != NULL) &&
                       f->optimizer == (x->grad ? x->optimizer : ZR_OPTIMIZER_NONE) &&
-                      f->n_states == (x->grad ? x->n_states : 0),
+                      f->n_states == (x->grad ? x->n_states : 0) &&
+                      f->masters == (x->grad ? x->masters : ZERO_MASTERS_F32) &&
+                      f->moments == (x->grad ? x->moments : ZERO_MOMENTS_F32),
                   "piece %d", at);
             CHECK(f->in_place == (l->in_place && x->stacked), "piece %d", at);
             CHECK(p->first * zr_dtype_bytes(f->dtype) % ZR_PIECE_ALIGN == 0, "piece %d", at);
@@ -42,6 +44,21 @@ static bool may_be_cut(const struct zr_layout *l, const struct zr_flat *f, int64
             return (at - p->first) % 32 == 0 && (at - p->first) % granule_of(l, p) == 0;
     }
     return true;
+}
+
+/* Blocks of 8-bit states count from the first element of a layer, and no slice cuts one. So a block of a flat
+ * is a block of a layer. */
+static void check_blocks(const struct zr_layout *l, const struct zr_flat *f)
+{
+    for (int32_t i = 0; i < f->n_pieces; i++)
+        CHECK(l->pieces[f->first_piece + i].first % ZR_Q8_BLOCK == 0, "piece %d", i);
+    for (int k = 0; k < l->world; k++) {
+        int64_t first, n = zr_flat_owned(f, k, &first);
+        CHECK(n == 0 || first % ZR_Q8_BLOCK == 0, "slice %d begins at %lld", k, (long long)first);
+    }
+    CHECK(f->fine_elems % ZR_Q8_BLOCK == 0 && f->inner_elems % ZR_Q8_BLOCK == 0 &&
+              f->elems % ZR_Q8_BLOCK == 0,
+          "%lld elements", (long long)f->elems);
 }
 
 /* Checks a cut into equal slices. */
@@ -125,6 +142,7 @@ static void check_flat(const struct zr_layout *l, const struct zr_flat *f)
     CHECK(end <= n, "pieces end at %lld of %lld", (long long)end, (long long)n);
     if (f->in_place)
         CHECK(f->n_pieces == 1 && end == n, "a flat in place is its one layer");
+    check_blocks(l, f);
     if (f->fine.at)
         check_places(l, f, end);
     else
@@ -157,7 +175,8 @@ static void check_unit(const struct zr_layout *l, const struct zr_unit *u)
         for (int32_t j = 0; j < i; j++) {
             const struct zr_flat *g = &l->flats[u->first_flat + j];
             CHECK(g->in_place || g->dtype != f->dtype || g->trainable != f->trainable ||
-                      g->optimizer != f->optimizer || g->n_states != f->n_states,
+                      g->optimizer != f->optimizer || g->n_states != f->n_states ||
+                      g->masters != f->masters || g->moments != f->moments,
                   "two packed flats of one key");
         }
         CHECK(f->param_at >= param && f->param_at % ZR_PIECE_ALIGN == 0, "flat %d", i);
@@ -400,6 +419,8 @@ static void hash_covers_what_must_agree(void **state)
     DIFFERS(t.group = 1);
     DIFFERS(t.n_states = 1);
     DIFFERS(t.optimizer = ZERO_SGD);
+    DIFFERS(t.masters = ZERO_MASTERS_NONE);
+    DIFFERS(t.moments = ZERO_MOMENTS_Q8);
     DIFFERS(t.overwrite = true);
     DIFFERS(t.resident = true);
     DIFFERS(t.unit = 1);

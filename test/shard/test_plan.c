@@ -364,6 +364,21 @@ static int64_t kept_elems(const struct zr_layout *l, const struct zr_flat *f, in
     return copies == 1 ? f->fine_elems : copies == l->world ? f->elems : f->inner_elems;
 }
 
+/* Bytes of a block of 32 elements: of masters beside the weights, and of one state. */
+static int64_t master_bytes(const struct zr_flat *f)
+{
+    static const int64_t bytes[] = {
+        [ZERO_MASTERS_F32] = 128, [ZERO_MASTERS_REMAINDER] = 64, [ZERO_MASTERS_NONE] = 0};
+    return f->trainable && f->dtype != ZERO_F32 ? bytes[f->masters] : 0;
+}
+
+static int64_t state_bytes(const struct zr_flat *f)
+{
+    static const int64_t bytes[] = {
+        [ZERO_MOMENTS_F32] = 128, [ZERO_MOMENTS_BF16] = 64, [ZERO_MOMENTS_Q8] = 32 + 2};
+    return bytes[f->moments];
+}
+
 /* Each flat has a place in the arrays of its optimizer's states, end to end, and in no other. */
 static void check_states(const struct zr_plan *p, int64_t copies)
 {
@@ -376,7 +391,10 @@ static void check_states(const struct zr_plan *p, int64_t copies)
             bool has = f->trainable && s < f->n_states;
             CHECK(s >= p->n_states ? !has : p->state_at[s * l->n_flats + i] == (has ? end : -1),
                   "flat %d, state %d", i, s);
-            end += has ? kept_elems(l, f, copies) * (int64_t)sizeof(float) : 0;
+            CHECK(!has || f->moments != ZERO_MOMENTS_Q8 ||
+                      zr_plan_scales_at(p, f, s) == end + kept_elems(l, f, copies),
+                  "scales of flat %d", i);
+            end += has ? zr_round_up(kept_elems(l, f, copies) / 32 * state_bytes(f), ZR_PIECE_ALIGN) : 0;
         }
         CHECK(end == p->state_bytes[s] && (end > 0) == (s < p->n_states), "%lld bytes of state %d",
               (long long)end, s);
@@ -403,9 +421,8 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     CHECK(p->bytes[ZR_MEM_MOMENTS] == states, "%lld of states", (long long)states);
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
-        bool has = f->trainable && f->dtype != ZERO_F32;
-        CHECK(p->master_at[i] == (has ? master : -1), "flat %d", i);
-        master += has ? kept_elems(l, f, copies) * (int64_t)sizeof(float) : 0;
+        CHECK(p->master_at[i] == (master_bytes(f) ? master : -1), "flat %d", i);
+        master += zr_round_up(kept_elems(l, f, copies) / 32 * master_bytes(f), ZR_PIECE_ALIGN);
     }
     CHECK(master == p->master_bytes, "%lld", (long long)master);
     check_states(p, copies);
@@ -1372,6 +1389,47 @@ static void hash_covers_the_sums(void **state)
     }
 }
 
+/* Plans AdamW for 2^20 bf16 weights. Returns the bytes that a rank has for 1024 weights. With several ranks
+ * weights and gradients as they are computed do not count. */
+static int64_t bytes_of_1024(enum zero_masters masters, enum zero_moments moments, int stage, int world)
+{
+    struct planned p = {.opt = default_options(stage)};
+    struct zr_tensor *t = calloc(1, sizeof *t);
+    *t = make_tensor("layer", 1 << 20, 0);
+    t->dtype = ZERO_BF16;
+    t->optimizer = ZERO_ADAMW;
+    t->masters = masters;
+    t->moments = moments;
+    lay_out(&p, t, 1, world);
+    assert_int_equal(plan_again(&p), 0);
+    const int64_t *bytes = p.plan->bytes;
+    const int64_t whole = bytes[ZR_MEM_PARAM_SHARDS] + bytes[ZR_MEM_GRAD_SLOTS],
+                  n = (world == 1 ? whole : 0) + bytes[ZR_MEM_GRAD_SHARDS] + bytes[ZR_MEM_MASTER] +
+                      bytes[ZR_MEM_MOMENTS];
+    release(&p);
+    assert_int_equal(n % 1024, 0);
+    return n / 1024;
+}
+
+/* 2 bytes for a weight and 2 for its gradient as it is computed, 4 for the gradient's sum, and masters and
+ * moments. Only scales of blocks make fractions. */
+static void bytes_of_precisions(void **state)
+{
+    static const struct {
+        enum zero_masters masters;
+        enum zero_moments moments;
+        int64_t bytes;
+    } rows[] = {
+        {ZERO_MASTERS_F32, ZERO_MOMENTS_F32, 20480},        {ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_F32, 18432},
+        {ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_BF16, 14336}, {ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_Q8, 12416},
+        {ZERO_MASTERS_NONE, ZERO_MOMENTS_BF16, 12288},      {ZERO_MASTERS_NONE, ZERO_MOMENTS_Q8, 10368}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        assert_int_equal(bytes_of_1024(rows[i].masters, rows[i].moments, 0, 1), rows[i].bytes);
+        assert_int_equal(bytes_of_1024(rows[i].masters, rows[i].moments, 3, 4), (rows[i].bytes - 4096) / 4);
+    }
+    (void)state;
+}
+
 static void table_names_everything(void **state)
 {
     struct planned p = {.opt = default_options(3)};
@@ -1448,6 +1506,7 @@ int main(void)
         cmocka_unit_test(an_order_without_backward),
         cmocka_unit_test(hash_covers_the_options),
         cmocka_unit_test(hash_covers_the_sums),
+        cmocka_unit_test(bytes_of_precisions),
         cmocka_unit_test(table_names_everything),
         cmocka_unit_test(out_of_memory_leaves_nothing),
     };

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* half.h: converts 16-bit floats to and from numbers, for stand-ins and tests that compute with them.
- * Rounds to nearest, ties to even. */
+ * Rounds to nearest, ties to even, if the name does not say otherwise. */
 #ifndef ZR_TEST_STAND_IN_HALF_H
 #define ZR_TEST_STAND_IN_HALF_H
 
@@ -21,6 +21,14 @@ static inline uint16_t bf16_from_float(float f)
     uint32_t bits;
     memcpy(&bits, &f, sizeof bits);
     return (uint16_t)(f != f ? (bits >> 16 | 0x40) : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* Ties are rounded away from zero, as masters are to weights. */
+static inline uint16_t bf16_ties_away(float f)
+{
+    uint32_t bits;
+    memcpy(&bits, &f, sizeof bits);
+    return (uint16_t)(f != f ? (bits >> 16 | 0x40) : (bits + 0x8000) >> 16);
 }
 
 /* 1 sign bit, 5 exponent bits, 10 fraction bits. Exponent 31 is infinity or NaN; exponent 0 is a multiple

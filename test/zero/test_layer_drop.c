@@ -94,7 +94,7 @@ static void update_reference(const struct setup *s, struct reference *r, int ten
     if (r->m.table[tensor].dtype == ZERO_F32)
         ((float *)r->m.param[tensor])[i] = (float)*w;
     else
-        ((uint16_t *)r->m.param[tensor])[i] = bf16_from_float((float)*w);
+        ((uint16_t *)r->m.param[tensor])[i] = bf16_ties_away((float)*w);
 }
 
 /* Computes all micro-batches of all ranks. */

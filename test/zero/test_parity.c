@@ -2,10 +2,10 @@
 /* test_parity.c: random models must train to the same result in every configuration.
  *
  * A seed determines a model: units of odd sizes, f32 and bf16, frozen and trainable, plain and stacked
- * tensors, gradients that are added or overwritten. It also determines the calls: nested, recomputing, a unit
- * used twice or left out, an order that changes, evaluations in between. A gradient depends on the weights
- * that the model reads and on the global micro-batch. So a stale or missing gather, a double or missing
- * reduce, or a wrong pointer changes the result.
+ * tensors, gradients that are added or overwritten, and how masters and moments are kept. It also determines
+ * the calls: nested, recomputing, a unit used twice or left out, an order that changes, evaluations in
+ * between. A gradient depends on the weights that the model reads and on the global micro-batch. So a stale
+ * or missing gather, a double or missing reduce, or a wrong pointer changes the result.
  *
  * The model runs at stages 0 to 3, in several worlds (ranks are threads), prefetch depths and budgets, on the
  * host and, if the program has one, on a GPU. Weights, masters, moments and norms must agree bit by bit. An
@@ -46,6 +46,8 @@ struct model {
     float clip;
     bool nest, recompute, twice, skip, reorder, evaluate;
     bool bf16_wire;
+    enum zero_masters masters;
+    enum zero_moments moments;
 };
 
 static int below(uint64_t *s, int n)
@@ -108,6 +110,8 @@ static void draw_model(struct model *m, uint64_t seed, bool plain_calls)
         m->t[0].frozen = false;
     m->accum = 1 << below(&s, 3);
     m->clip = below(&s, 2) ? 0.05f : 0;
+    m->masters = (enum zero_masters)below(&s, 3);
+    m->moments = (enum zero_moments)below(&s, 3);
     if (plain_calls)
         return;
     m->nest = below(&s, 3) == 0;
@@ -383,6 +387,9 @@ static void *run_rank(void *arg)
     cfg.grad_accum_steps = m->accum / r->world > 0 ? m->accum / r->world : 1;
     cfg.clip = m->clip;
     cfg.optim.weight_decay = 0.1f;
+    cfg.optim.masters = m->masters;
+    cfg.optim.moments = m->moments;
+    cfg.memory.seed = (int64_t)(m->seed % 1000);
     cfg.launch.timeout_ms = 20000;
     if (m->bf16_wire)
         cfg.memory.wire_dtype = ZERO_BF16;
@@ -488,6 +495,12 @@ static void assert_same(const struct model *m, const struct run *a, const struct
         assert_true(a->norm[s] == b->norm[s]);
 }
 
+/* Whether masters or moments are rounded at random, so that a run is only roughly like one in fp32. */
+static bool rounds_at_random(const struct model *m)
+{
+    return m->masters == ZERO_MASTERS_NONE || m->moments != ZERO_MOMENTS_F32;
+}
+
 /* Bounds the rounding error of an element's gradient, from the mean size of its micro-batches and the
  * possible error of its weight. */
 static double gradient_error(const struct model *m, int t, double size, double w, double w_error)
@@ -522,7 +535,7 @@ static void assert_near_reference(const struct model *m, const struct run *a)
                     continue;
                 float shown = (float)w[t][i];
                 if (m->t[t].bf16)
-                    shown = bf16_to_float(bf16_from_float(shown));
+                    shown = bf16_to_float(bf16_ties_away(shown));
                 double size = 0;
                 for (int k = 0; k < m->accum; k++) {
                     double x = (double)gradient(m, t, i, shown, s, k) / m->accum;
@@ -535,7 +548,8 @@ static void assert_near_reference(const struct model *m, const struct run *a)
             }
         }
         double norm = sqrt(sum), scale = m->clip > 0 && norm > (double)m->clip ? (double)m->clip / norm : 1;
-        assert_true(fabs(a->norm[s] - norm) <= fmax(2e-2 * norm, sqrt(sum_errors)));
+        double most = fmax((rounds_at_random(m) ? 0.3 : 2e-2) * norm, sqrt(sum_errors));
+        assert_true(fabs(a->norm[s] - norm) <= most);
         for (int t = 0; t < m->n_tensors; t++) {
             int64_t per_slice = m->t[t].n / m->t[t].slices;
             for (int64_t i = 0; i < m->t[t].n && !m->t[t].frozen; i++) {
@@ -558,10 +572,11 @@ static void assert_near_reference(const struct model *m, const struct run *a)
         /* A gradient in bf16 is off by up to 2^-9. Near zero AdamW turns that into a part of the learning
          * rate. */
         bool rounded = m->t[t].bf16 || m->bf16_wire;
-        double tolerance = rounded ? 1.2e-2 : 5e-5, off = 0, may_be_off = 0;
+        double tolerance = rounds_at_random(m) ? 4e-2 : rounded ? 1.2e-2 : 5e-5, off = 0, may_be_off = 0;
+        double most_off = rounds_at_random(m) ? STEPS * 4e-2 : STEPS * 1e-2 + 1e-3;
         for (int64_t i = 0; i < m->t[t].n; i++) {
             double got = (double)a->values[t][m->t[t].frozen ? 0 : 1][i];
-            assert_true(fabs(got - w[t][i]) <= (m->t[t].frozen ? 0 : STEPS * 1e-2 + 1e-3));
+            assert_true(fabs(got - w[t][i]) <= (m->t[t].frozen ? 0 : most_off));
             off += fabs(got - w[t][i]);
             may_be_off += w_error[t][i];
         }

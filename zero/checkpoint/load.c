@@ -235,6 +235,7 @@ int zero_load(zero_ctx *z, const char *path)
     ZR_BEGIN_CALL(z, ZR_CALL_LOAD);
     if (!path || !*path)
         return zr_fail(ZERO_ERR_ARG, "zero_load: path is NULL or empty");
+    ZR_TRY(zr_check_precisions(z, "zero_load"));
     zr_engine_called(z->engine, 0);
     int err = load(z, path);
     return err ? zr_fail_more(err, "zero_load") : 0;

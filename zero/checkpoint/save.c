@@ -491,11 +491,23 @@ static int save(zero_ctx *z, const char *dir, const struct zero_save_options *op
     return err ? zr_fail_more(err, "zero_save") : 0;
 }
 
+int zr_check_precisions(const struct zero_ctx *z, const char *call)
+{
+    const struct zr_options *o = &z->config.options;
+    for (int32_t i = 0; i < o->n_optims; i++)
+        if (o->optim[i].masters || o->optim[i].moments)
+            return zr_fail(ZERO_ERR_NOTSUP,
+                           "%s: this version of libzero has checkpoints for masters f32 and moments f32 only",
+                           call);
+    return 0;
+}
+
 int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
     ZR_BEGIN_CALL(z, ZR_CALL_SAVE);
     if (!dir || !*dir)
         return zr_fail(ZERO_ERR_ARG, "zero_save: dir is NULL or empty");
+    ZR_TRY(zr_check_precisions(z, "zero_save"));
     return save(z, dir, options);
 }
 

@@ -2,6 +2,8 @@
 /* check_gpu.c: the table of check_gpu.h. Each function copies its operands to the GPU and back. */
 #include "test/kernels/cuda/check_gpu.h"
 
+#include "kernels/op_check.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -156,15 +158,52 @@ static void gpu_update(const struct zr_update *u)
 {
     struct zr_update on_device = *u;
     on_device.scalars = place(u->scalars, NULL, sizeof *u->scalars);
-    on_device.master = place_out(u->master, 4 * u->n);
+    if (u->master)
+        on_device.master = place_out(u->master, 4 * u->n);
+    if (u->remainder)
+        on_device.remainder = place_out(u->remainder, 2 * u->n);
     on_device.grad = place(u->grad, NULL, 4 * u->n);
     if (u->param)
         on_device.param = place_out(u->param, u->n * zr_dtype_bytes(u->param_dtype));
     for (int i = 0; i < 2; i++)
         if (u->state[i])
-            on_device.state[i] = place_out(u->state[i], 4 * u->n);
+            on_device.state[i] = place_out(u->state[i], u->n * zr_moments_bytes(u->moments));
+    for (int i = 0; i < 2; i++)
+        if (u->scale[i])
+            on_device.scale[i] = place_out(u->scale[i], (u->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK * 2);
     must(dev->ops->update(s, &on_device));
     finish("update");
+}
+
+static void gpu_add_rounded(uint16_t *dst, const float *src, int64_t n, const struct zr_rounding *rounding)
+{
+    const float *from = place(src, NULL, 4 * n);
+    must(dev->ops->add_rounded(s, place_out(dst, 2 * n), from, n, rounding));
+    finish("add_rounded");
+}
+
+/* Returns the operands on the device. */
+static struct zr_coded place_coded(const struct zr_coded *c, int64_t n)
+{
+    struct zr_coded on_device = *c;
+    on_device.at = place_out(c->at, n * zr_coding_bytes(c->coding));
+    if (c->beside)
+        on_device.beside = place_out(c->beside, zr_coding_bytes_beside(c->coding, n));
+    return on_device;
+}
+
+static void gpu_encode(const struct zr_coded *to, const float *src, int64_t n)
+{
+    const struct zr_coded on_device = place_coded(to, n);
+    must(dev->ops->encode(s, &on_device, place(src, NULL, 4 * n), n));
+    finish("encode");
+}
+
+static void gpu_decode(float *dst, const struct zr_coded *from, int64_t n)
+{
+    const struct zr_coded on_device = place_coded(from, n);
+    must(dev->ops->decode(s, place_out(dst, 4 * n), &on_device, n));
+    finish("decode");
 }
 
 static const struct zr_host_kernels table = {.name = "gpu",
@@ -177,7 +216,10 @@ static const struct zr_host_kernels table = {.name = "gpu",
                                              .maximum = gpu_maximum,
                                              .digest = gpu_digest,
                                              .scale = gpu_scale,
-                                             .update = gpu_update};
+                                             .update = gpu_update,
+                                             .add_rounded = gpu_add_rounded,
+                                             .encode = gpu_encode,
+                                             .decode = gpu_decode};
 
 const struct zr_host_kernels *zr_check_gpu_open(void)
 {
