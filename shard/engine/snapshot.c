@@ -81,9 +81,29 @@ static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level leve
     run->n = span.n;
     run->size = run->kind == ZR_VALUE_PARAM ? zr_dtype_bytes(f->dtype) : (int64_t)sizeof(float);
     run->snapshot_bytes = (level == ZR_LEVEL_FINE ? f->fine_elems : f->inner_elems) * run->size;
-    run->at = run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, f, run->first)
-              : run->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, f, run->first)
-                                             : zr_engine_state_at(e, f, run->kind, run->first);
+}
+
+/* Fills in where the run is, and calls fn. What is in the file of states goes there part by part. Snapshots
+ * have nothing of it. */
+static int give_run(struct zr_engine *e, struct zr_run *run, int (*fn)(void *arg, const struct zr_run *run),
+                    void *arg)
+{
+    const struct zr_flat *f = run->flat;
+    int64_t end = run->first + run->n;
+    if (!zr_part_has(e, f, run->kind)) {
+        run->at = run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, f, run->first)
+                  : run->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, f, run->first)
+                                                 : zr_engine_state_at(e, f, run->kind, run->first);
+        return fn(arg, run);
+    }
+    int err = 0;
+    run->snapshot_bytes = 0;
+    for (; !err && run->first < end; run->first += run->n) {
+        run->n = end - run->first;
+        run->file_at = zr_part_place(e, f, run->kind, run->first, &run->n);
+        err = fn(arg, run);
+    }
+    return err;
 }
 
 /* Calls fn for each run: the elements of one flat and one kind of value that this rank saves or loads. */
@@ -98,10 +118,8 @@ static int for_runs(struct zr_engine *e, bool to_load, int (*fn)(void *arg, cons
                 continue;
             struct zr_run run = {.flat = f, .kind = kind, .snapshot_at = at};
             fill_run(e, &run, to_load ? level_to_load(e, f, kind) : ZR_LEVEL_FINE);
+            ZR_TRY(give_run(e, &run, fn, arg));
             at += run.snapshot_bytes;
-            int err = fn(arg, &run);
-            if (err)
-                return err;
         }
     }
     return 0;

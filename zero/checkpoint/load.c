@@ -150,6 +150,11 @@ static int apply(struct zr_loading *l)
     int err = zr_engine_restore_begin(z->engine);
     if (!err && !l->direct)
         err = zr_engine_runs_to_load(z->engine, restore_run, l);
+    if (!err && l->states) {
+        zr_states_close(z->states);
+        z->states = l->states;
+        l->states = NULL;
+    }
     if (!err && z->layout->n_buffers)
         err = zr_engine_copy_buffers(z->engine, l->staged + l->buffers_at, true);
     if (!err)
@@ -235,7 +240,6 @@ int zero_load(zero_ctx *z, const char *path)
     ZR_BEGIN_CALL(z, ZR_CALL_LOAD);
     if (!path || !*path)
         return zr_fail(ZERO_ERR_ARG, "zero_load: path is NULL or empty");
-    ZR_TRY(zr_check_precisions(z, "zero_load"));
     zr_engine_called(z->engine, 0);
     int err = load(z, path);
     return err ? zr_fail_more(err, "zero_load") : 0;

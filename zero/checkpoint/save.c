@@ -92,6 +92,8 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
 static void free_save(struct zr_save *s)
 {
     free(s->extents.list);
+    if (s->z->states)
+        zr_state_file_unmap(s->z->states); /* a save changes nothing */
     for (int kind = 0; kind < ZR_N_DATA; kind++)
         zr_data_drop(s->data[kind]);
     zr_manifest_free(&s->manifest);
@@ -137,6 +139,9 @@ static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save
                       longest);
     if (!err)
         err = zr_buffers_check(z);
+    z->mapped = z->states;
+    if (!err && z->states)
+        err = zr_state_file_map(z->states);
     if (!err)
         err = zr_extents_of(z, zr_engine_snapshot(z->engine),
                             zr_buffers_are_saved_here(z) ? z->plan->snapshot_buffers_at : -1, &s->extents);
@@ -491,23 +496,11 @@ static int save(zero_ctx *z, const char *dir, const struct zero_save_options *op
     return err ? zr_fail_more(err, "zero_save") : 0;
 }
 
-int zr_check_precisions(const struct zero_ctx *z, const char *call)
-{
-    const struct zr_options *o = &z->config.options;
-    for (int32_t i = 0; i < o->n_optims; i++)
-        if (o->optim[i].masters || o->optim[i].moments)
-            return zr_fail(ZERO_ERR_NOTSUP,
-                           "%s: this version of libzero has checkpoints for masters f32 and moments f32 only",
-                           call);
-    return 0;
-}
-
 int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
     ZR_BEGIN_CALL(z, ZR_CALL_SAVE);
     if (!dir || !*dir)
         return zr_fail(ZERO_ERR_ARG, "zero_save: dir is NULL or empty");
-    ZR_TRY(zr_check_precisions(z, "zero_save"));
     return save(z, dir, options);
 }
 

@@ -72,6 +72,15 @@ struct collecting {
     const struct zr_run *run;
 };
 
+/* Returns the address of byte `skip` of the run. NULL: it is in a file that is not mapped. */
+static char *run_at(const struct collecting *c, int64_t skip)
+{
+    const struct zr_state_file *mapped = c->z->mapped;
+    if (!c->run->at)
+        return mapped && mapped->map ? mapped->map + c->run->file_at + skip : NULL;
+    return (c->base ? c->base + c->run->snapshot_at : c->run->at) + skip;
+}
+
 /* Adds elements [first, first + n) of a flat, which are in one piece: a tensor, or one layer of it. */
 static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
@@ -94,8 +103,7 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
                                                      .first = whole.first + from,
                                                      .n = n,
                                                      .size = run->size,
-                                                     .at = (c->base ? c->base + run->snapshot_at : run->at) +
-                                                           (first - run->first) * run->size};
+                                                     .at = run_at(c, (first - run->first) * run->size)};
     c->out->n++;
     return 0;
 }
