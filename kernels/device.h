@@ -32,22 +32,16 @@ struct zr_step_scalars {
     uint32_t skip;
 };
 
-/* How masters are kept. REMAINDER: as the bf16 weight and 16 more bits. NONE: as the bf16 weight only, which
- * is rounded at random. */
-enum zr_masters { ZR_MASTERS_F32, ZR_MASTERS_REMAINDER, ZR_MASTERS_NONE };
-
-/* How the states of an optimizer are kept: as fp32, as bf16, or in 8 bits (state_codes.h). BF16 and Q8 are
- * rounded at random. */
-enum zr_moments { ZR_MOMENTS_F32, ZR_MOMENTS_BF16, ZR_MOMENTS_Q8 };
-
 /* One contiguous range of n elements of a tensor, for an element-wise optimizer (optimizers.h), which
  * computes in fp32. Each gradient is first multiplied by scalars->grad_scale. The kind's file defines the
  * rest. */
 struct zr_update {
     enum zero_optimizer kind;
     enum zero_dtype param_dtype;
-    enum zr_masters masters;
-    enum zr_moments moments;
+    enum zero_masters masters;
+    enum zero_moments moments;
+    /* F32 or BF16 */
+    enum zero_dtype grad_dtype;
     /* decay: weight decay, 0 for a tensor without. c1, c2: bias corrections, 1 if the kind has none. */
     float lr, beta1, beta2, eps, decay, c1, c2;
     /* number of the step, from 1 */
@@ -61,8 +55,8 @@ struct zr_update {
     /* (n) param_dtype, written with the rounded weight. NULL or == master: not written. It is bf16, and read
      * too, unless masters is F32. */
     void *param;
-    /* (n) fp32 gradient, reduced but not yet scaled */
-    const float *grad;
+    /* (n) gradient in grad_dtype, reduced but not yet scaled */
+    const void *grad;
     /* (n) each, zr_optimizer_states(kind, beta1) of them; the others are NULL. An element is a float, a bf16
      * or a code of one byte, as moments says. */
     void *state[ZR_OPTIMIZER_STATES];
@@ -120,7 +114,8 @@ struct zr_exact_sum {
 struct zr_largest {
     /* device memory: zr_largest_of() the largest block so far. 0: none was recorded. */
     uint64_t *word;
-    /* position of x[0], 0 to 2^37 - 1; x[i] is at position at + i */
+    /* position of x[0] in units of 2 bytes, 0 to 2^37 - 1; x[i] is at position at + i * bytes of an element /
+     * 2 */
     int64_t at;
     /* blocks with a smaller sum of squares are not recorded */
     double from;
@@ -152,11 +147,11 @@ struct zr_host_kernels {
     /* dst[i] = dst[i] + src[i] */
     void (*add)(float *dst, const float *src, int64_t n);
     /* Adds to acc, for each block of ZR_NORM_BLOCK elements, the block's sum of squares in double. The last
-     * block is padded with zeros. x must start on a block boundary of its tensor.
+     * block is padded with zeros. x is F32 or BF16, and must start on a block boundary of its tensor.
      *
      *     a[j] = x[j]^2 + x[j+8]^2 + x[j+16]^2 + x[j+24]^2 for j in 0..7, in that order
      *     sum  = ((a0+a4)+(a2+a6)) + ((a1+a5)+(a3+a7)) */
-    void (*sum_squares)(struct zr_exact_sum *acc, const float *x, int64_t n);
+    void (*sum_squares)(struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype, int64_t n);
     /* dst[i] = the greatest of src[0][i], ..., src[n_src-1][i], with its bits. NaN is greater than any
      * number. Of several NaNs the last one is taken, and of equal numbers, such as 0 and -0, the first. n_src
      * is 1 to ZR_MAX_SOURCES. dst and the sources are of one dtype, F32 or BF16; dst may be one of the
@@ -332,8 +327,8 @@ struct zr_device_ops {
     int (*sum_ranges)(struct zr_stream *s, const struct zr_sum_range *table, int n_sums,
                       const void *const *src, int n_src, enum zero_dtype st);
     /* largest is copied. NULL: no block is recorded. */
-    int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                       const struct zr_largest *largest);
+    int (*sum_squares)(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                       int64_t n, const struct zr_largest *largest);
     /* The array src is copied. */
     int (*maximum)(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
                    int64_t n);

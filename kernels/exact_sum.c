@@ -24,15 +24,19 @@ static bool may_reach(struct zr_exact_sum *a, double threshold)
 
 /* A word orders blocks by the binary exponent of their sums. Among equals, the block at the lower position
  * counts. */
-void zr_largest_record(const struct zr_largest *largest, struct zr_exact_sum *acc, const float *x, int64_t n)
+void zr_largest_record(const struct zr_largest *largest, struct zr_exact_sum *acc, const void *x,
+                       enum zero_dtype dtype, int64_t n)
 {
     if (!may_reach(acc, largest->from))
         return;
     for (int64_t first = 0; first < n; first += ZR_NORM_BLOCK) {
         double squares = 0;
-        for (int64_t i = first; i < n && i < first + ZR_NORM_BLOCK; i++)
-            squares += (double)x[i] * x[i];
-        uint64_t word = zr_largest_of(squares, largest->at + first);
+        for (int64_t i = first; i < n && i < first + ZR_NORM_BLOCK; i++) {
+            const double v =
+                dtype == ZERO_F32 ? ((const float *)x)[i] : zr_bf16_value(((const uint16_t *)x)[i]);
+            squares += v * v;
+        }
+        uint64_t word = zr_largest_of(squares, largest->at + first * (zr_dtype_bytes(dtype) / 2));
         if (zr_is_large(squares, largest->from) && word > *largest->word)
             *largest->word = word;
     }

@@ -31,7 +31,8 @@ void zr_exact_reset(struct zr_exact_sum *a);
  * an earlier call recorded a larger one. The message of a skipped step names the tensor in which that block
  * lies. acc has the sum of squares, of x and of what was added before. x is read only if acc shows that a
  * block may reach largest->from. Propagates the carries of acc. */
-void zr_largest_record(const struct zr_largest *largest, struct zr_exact_sum *acc, const float *x, int64_t n);
+void zr_largest_record(const struct zr_largest *largest, struct zr_exact_sum *acc, const void *x,
+                       enum zero_dtype dtype, int64_t n);
 
 /* Propagates carries: all limbs except the last become 0 to 2^32-1. The value does not change. */
 ZR_HOST_DEVICE void zr_exact_carry(struct zr_exact_sum *a)

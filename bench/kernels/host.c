@@ -76,7 +76,7 @@ static int run_kernel(struct kernels_host *h, enum stream_mix mix)
     case STREAM_TO_F32:
         return dev->cast(s, a->written_f32, ZERO_F32, a->read_bf16[0], ZERO_BF16, n);
     case STREAM_READ:
-        return dev->sum_squares(s, &sum, a->read_f32[0], n, NULL);
+        return dev->sum_squares(s, &sum, a->read_f32[0], ZERO_F32, n, NULL);
     case STREAM_SCALE:
         return dev->scale(s, a->updated[0], n, &h->scalars);
     case STREAM_ADD:
@@ -118,6 +118,7 @@ static int run_update(struct kernels_host *h, int row)
     struct zr_update u = {
         .kind = optimizer_of(row),
         .param_dtype = writes_bf16(row) ? ZERO_BF16 : ZERO_F32,
+        .grad_dtype = ZERO_F32,
         .lr = 1e-6f,
         .beta1 = 0.9f,
         .beta2 = 0.95f,

@@ -253,6 +253,7 @@ static int run_adamw(struct bench *b)
     struct zr_update u = {
         .kind = ZERO_ADAMW,
         .param_dtype = b->dtype,
+        .grad_dtype = ZERO_F32,
         .lr = 1e-4f,
         .beta1 = 0.9f,
         .beta2 = 0.95f,

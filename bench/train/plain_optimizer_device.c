@@ -74,7 +74,7 @@ static int collect(struct plain *p)
             grad = p->grad + at;
             err = dev->cast(s, p->grad + at, ZERO_F32, *tensor->grad, MODEL_DTYPE, n);
         }
-        err = err ? err : dev->sum_squares(s, &p->norm->sum, grad, n, NULL);
+        err = err ? err : dev->sum_squares(s, &p->norm->sum, grad, ZERO_F32, n, NULL);
         at += n;
     }
     return err;
@@ -97,6 +97,7 @@ int plain_device_step(struct plain *p, const struct train_options *o, float lr, 
     struct zr_update u = {
         .kind = ZERO_ADAMW,
         .param_dtype = MODEL_DTYPE,
+        .grad_dtype = ZERO_F32,
         .lr = lr,
         .beta1 = (float)o->beta1,
         .beta2 = (float)o->beta2,

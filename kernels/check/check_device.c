@@ -244,19 +244,20 @@ static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
     return s->check->inner->ops->agree_end(s->inner, e);
 }
 
-static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                       const struct zr_largest *largest)
+static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                       int64_t n, const struct zr_largest *largest)
 {
+    ZR_TRY(zr_check_dtype("sum_squares", dtype));
     struct zr_line *l = zr_check_issue(s, "sum_squares");
     const struct zr_access used[] = {
-        {x, n * (int64_t)sizeof *x, false}, {acc, sizeof *acc, false}, {acc, sizeof *acc, true}};
+        {x, n * zr_dtype_bytes(dtype), false}, {acc, sizeof *acc, false}, {acc, sizeof *acc, true}};
     zr_shadow_touch(&s->check->rec, l, used, 3);
     if (largest) {
         zr_shadow_read(&s->check->rec, l, largest->word, sizeof *largest->word);
         zr_shadow_write(&s->check->rec, l, largest->word, sizeof *largest->word);
     }
     zr_check_issued(s);
-    return s->check->inner->ops->sum_squares(s->inner, acc, x, n, largest);
+    return s->check->inner->ops->sum_squares(s->inner, acc, x, dtype, n, largest);
 }
 
 static int maximum(struct zr_stream *s, void *dst, const void *const *src, int n_src, enum zero_dtype dtype,
@@ -290,7 +291,7 @@ static void touch_update(struct zr_stream *s, struct zr_line *l, const struct zr
     const int64_t bytes = u->n * (int64_t)sizeof(float);
     const int64_t scale_bytes = (u->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK * (int64_t)sizeof *u->scale[0];
     struct zr_access used[] = {{u->scalars, sizeof *u->scalars, false},
-                               {u->grad, bytes, false},
+                               {u->grad, u->n * zr_dtype_bytes(u->grad_dtype), false},
                                {u->master, bytes, true},
                                {u->remainder, u->n * (int64_t)sizeof *u->remainder, true},
                                {u->param, u->param ? u->n * zr_dtype_bytes(u->param_dtype) : 0, true}};

@@ -207,7 +207,7 @@ __device__ __forceinline__ void update_elements(const struct zr_update &u, float
     const int n_read = update_n_read(KIND, VARIANT), n_written = update_n_written(KIND, VARIANT);
     floats<W> w, g, s0 = {}, s1 = {};
     w.load(u.master + i);
-    g.load(u.grad + i);
+    g.load(static_cast<const float *>(u.grad) + i);
     if (n_read > 0)
         s0.load(static_cast<const float *>(u.state[0]) + i);
     if (n_read > 1)
@@ -252,7 +252,7 @@ bool update_is_aligned(const struct zr_update *u, int n_written, enum update_par
 {
     const int param_bytes = out == PARAM_BF16 ? 2 : 4;
     bool aligned = (uintptr_t)(u->master + first) % (WIDTH * 4) == 0 &&
-                   (uintptr_t)(u->grad + first) % (WIDTH * 4) == 0 &&
+                   (uintptr_t)(static_cast<const float *>(u->grad) + first) % (WIDTH * 4) == 0 &&
                    (out == PARAM_NOT_WRITTEN ||
                     ((uintptr_t)u->param + (uintptr_t)(first * param_bytes)) % (WIDTH * param_bytes) == 0);
     for (int i = 0; i < n_written; i++)
@@ -260,7 +260,7 @@ bool update_is_aligned(const struct zr_update *u, int n_written, enum update_par
     return aligned;
 }
 
-/* --- updates with masters or states in fewer bytes ---
+/* --- updates with masters, states or a gradient in fewer bytes ---
  *
  * A thread decodes WIDTH elements, updates them, and encodes them. The threads of a block of 8-bit codes find
  * its largest element together. The precision is known at run time only: it is the same for all threads, and
@@ -401,9 +401,9 @@ __device__ __forceinline__ void encode_master(void *weights, uint16_t *remainder
 __device__ __forceinline__ void decode_state(struct several<float> &x, const struct zr_update &u,
                                              const struct coded &c, int state, bool squares)
 {
-    if (u.moments == ZR_MOMENTS_F32)
+    if (u.moments == ZERO_MOMENTS_F32)
         x = load_some(static_cast<const float *>(u.state[state]) + c.at, c.n);
-    else if (u.moments == ZR_MOMENTS_BF16)
+    else if (u.moments == ZERO_MOMENTS_BF16)
         decode_bf16(x, u.state[state], c);
     else
         decode_q8(x, u.state[state], u.scale[state], c, squares);
@@ -413,9 +413,9 @@ __device__ __forceinline__ void encode_state(const struct several<float> &x, con
                                              const struct coded &c, int state, bool squares)
 {
     const zr_noise_kind kind = (zr_noise_kind)(ZR_NOISE_STATE_0 + state);
-    if (u.moments == ZR_MOMENTS_F32)
+    if (u.moments == ZERO_MOMENTS_F32)
         store_some(static_cast<float *>(u.state[state]) + c.at, x, c.n);
-    else if (u.moments == ZR_MOMENTS_BF16)
+    else if (u.moments == ZERO_MOMENTS_BF16)
         encode_bf16(u.state[state], x, c, kind);
     else
         encode_q8(u.state[state], u.scale[state], x, c, squares, kind);
@@ -424,9 +424,9 @@ __device__ __forceinline__ void encode_state(const struct several<float> &x, con
 __device__ __forceinline__ void decode_weights(struct several<float> &w, const struct zr_update &u,
                                                const struct coded &c)
 {
-    if (u.masters == ZR_MASTERS_F32)
+    if (u.masters == ZERO_MASTERS_F32)
         w = load_some(static_cast<const float *>(u.master) + c.at, c.n);
-    else if (u.masters == ZR_MASTERS_NONE)
+    else if (u.masters == ZERO_MASTERS_NONE)
         decode_bf16(w, u.param, c);
     else
         decode_master(w, u.param, u.remainder, c);
@@ -436,13 +436,13 @@ __device__ __forceinline__ void encode_weights(const struct several<float> &w, c
                                                const struct coded &c)
 {
     const enum update_param out = update_param_of(&u);
-    if (u.masters == ZR_MASTERS_NONE) {
+    if (u.masters == ZERO_MASTERS_NONE) {
         encode_bf16(u.param, w, c, ZR_NOISE_WEIGHT);
         return;
     }
-    if (u.masters == ZR_MASTERS_F32)
+    if (u.masters == ZERO_MASTERS_F32)
         store_some(u.master + c.at, w, c.n);
-    if (u.masters == ZR_MASTERS_REMAINDER)
+    if (u.masters == ZERO_MASTERS_REMAINDER)
         encode_master(u.param, u.remainder, w, c);
     else if (out == PARAM_F32)
         store_some(static_cast<float *>(u.param) + c.at, w, c.n);
@@ -463,9 +463,12 @@ __global__ void __launch_bounds__(THREADS) update_coded(const __grid_constant__ 
     const struct coded c = coded_of(span.first, first, span.n, &span.rounding);
     if (t.u.scalars->skip)
         return;
-    struct several<float> w = {}, s[ZR_OPTIMIZER_STATES] = {
+    struct several<float> g, w = {}, s[ZR_OPTIMIZER_STATES] = {
     };
-    const struct several<float> g = load_some(t.u.grad + c.at, c.n);
+    if (t.u.grad_dtype == ZERO_F32)
+        g = load_some(static_cast<const float *>(t.u.grad) + c.at, c.n);
+    else
+        decode_bf16(g, t.u.grad, c);
     decode_weights(w, t.u, c);
     for (int i = 0; i < n_read; i++)
         decode_state(s[i], t.u, c, i, i == squares);

@@ -27,8 +27,9 @@ cudaError_t zr_cuda_sum_tree(cudaStream_t s, float *dst, const void *const *src,
 cudaError_t zr_cuda_sum_ranges(cudaStream_t s, const struct zr_sum_range *table, int n_sums,
                                const void *const *src, int n_src, enum zero_dtype st);
 /* most_blocks: blocks that the GPU runs at once. */
-cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                                const struct zr_largest *largest, int most_blocks);
+cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const void *x,
+                                enum zero_dtype dtype, int64_t n, const struct zr_largest *largest,
+                                int most_blocks);
 cudaError_t zr_cuda_maximum(cudaStream_t s, void *dst, const void *const *src, int n_src,
                             enum zero_dtype dtype, int64_t n);
 cudaError_t zr_cuda_digest(cudaStream_t s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first,

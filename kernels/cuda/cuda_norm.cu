@@ -78,13 +78,15 @@ __device__ void carry_while_adding(struct zr_exact_sum *acc, uint32_t n_counted)
     atomicAdd(&acc->n_added, 1 - n_counted);
 }
 
+/* T: float, or uint16_t for bf16. */
+template <class T>
 __global__ void __launch_bounds__(THREADS)
-    squares(struct zr_exact_sum *acc, const float *x, int64_t n, struct zr_largest largest)
+    squares(struct zr_exact_sum *acc, const T *x, int64_t n, struct zr_largest largest)
 {
     __shared__ float tile[THREADS * PITCH];
     __shared__ int64_t limbs[ZR_EXACT_LIMBS];
     const int t = (int)threadIdx.x;
-    const bool aligned = (uintptr_t)x % sizeof(float4) == 0;
+    const bool aligned = (uintptr_t)x % (WIDTH * sizeof(T)) == 0;
     __int128 sum = 0;
     uint32_t sum_limb = 0;
 
@@ -97,8 +99,11 @@ __global__ void __launch_bounds__(THREADS)
             if (aligned && base + i + WIDTH <= n)
                 part.load(x + base + i);
             else
-                for (int j = 0; j < WIDTH; j++)
-                    part.v[j] = base + i + j < n ? x[base + i + j] : 0;
+                for (int j = 0; j < WIDTH && base + i + j < n; j++) {
+                    floats<1> one = {};
+                    one.load(x + base + i + j);
+                    part.v[j] = one.v[0];
+                }
             for (int j = 0; j < WIDTH; j++)
                 tile[i / ROW * PITCH + i % ROW + j] = part.v[j];
         }
@@ -110,7 +115,8 @@ __global__ void __launch_bounds__(THREADS)
         const double block = vec_block_squares(&tile[t * PITCH]);
         if (largest.word && zr_is_large(block, largest.from))
             atomicMax(reinterpret_cast<unsigned long long *>(largest.word),
-                      (unsigned long long)zr_largest_of(block, largest.at + base + t * ROW));
+                      (unsigned long long)zr_largest_of(block, largest.at + (base + t * ROW) *
+                                                                                (int64_t)(sizeof(T) / 2)));
         if (!zr_exact_split(block, &m, &place)) {
             atomicOr(&acc->nonfinite, 1u);
             continue;
@@ -209,12 +215,16 @@ __global__ void __launch_bounds__(THREADS) agree_read(struct zr_agree_end e)
 
 } // namespace
 
-cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                                const struct zr_largest *largest, int most_blocks)
+cudaError_t zr_cuda_sum_squares(cudaStream_t s, struct zr_exact_sum *acc, const void *x,
+                                enum zero_dtype dtype, int64_t n, const struct zr_largest *largest,
+                                int most_blocks)
 {
-    int64_t tiles = ceil_div(n, TILE);
-    return n <= 0 ? cudaSuccess
-                  : launch(squares, tiles < most_blocks ? tiles : most_blocks, s, acc, x, n, *largest);
+    const int64_t tiles = ceil_div(n, TILE), n_blocks = tiles < most_blocks ? tiles : most_blocks;
+    if (n <= 0)
+        return cudaSuccess;
+    return dtype == ZERO_F32
+               ? launch(squares<float>, n_blocks, s, acc, static_cast<const float *>(x), n, *largest)
+               : launch(squares<uint16_t>, n_blocks, s, acc, static_cast<const uint16_t *>(x), n, *largest);
 }
 
 cudaError_t zr_cuda_digest(cudaStream_t s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first,

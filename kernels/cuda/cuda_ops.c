@@ -73,13 +73,14 @@ static int op_sum_ranges(struct zr_stream *s, const struct zr_sum_range *table, 
  * KB. */
 enum { SQUARES_BLOCKS = 6 };
 
-static int op_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                          const struct zr_largest *largest)
+static int op_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                          int64_t n, const struct zr_largest *largest)
 {
     const struct zr_largest none = {.word = NULL};
+    ZR_TRY(zr_check_dtype("sum_squares", dtype));
     ZR_TRY(zr_check_count("sum_squares", "n", n));
     return ZR_CUDA(s->dev, "sum_squares",
-                   zr_cuda_sum_squares(s->native, acc, x, n, largest ? largest : &none,
+                   zr_cuda_sum_squares(s->native, acc, x, dtype, n, largest ? largest : &none,
                                        SQUARES_BLOCKS * s->dev->n_processors));
 }
 

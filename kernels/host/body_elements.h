@@ -71,16 +71,25 @@ static void host_scale(float *x, int64_t n, float factor)
 #endif
 }
 
-static void host_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n)
+static void host_sum_squares(struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype, int64_t n)
 {
     struct zr_exact_run run = {.to = acc};
-    int64_t i = 0;
-    for (; i + ZR_NORM_BLOCK <= n; i += ZR_NORM_BLOCK)
-        zr_exact_run_add(&run, vec_block_squares(x + i));
-    if (i < n) {
-        float last[ZR_NORM_BLOCK] = {0};
-        memcpy(last, x + i, (size_t)(n - i) * sizeof *x);
-        zr_exact_run_add(&run, vec_block_squares(last));
+    const unsigned char *at = x;
+    for (int64_t i = 0; i < n; i += ZR_NORM_BLOCK, at += ZR_NORM_BLOCK * zr_dtype_bytes(dtype)) {
+        float block[ZR_NORM_BLOCK] = {0};
+        const int64_t left = n - i < ZR_NORM_BLOCK ? n - i : ZR_NORM_BLOCK;
+        if (dtype == ZERO_F32 && left == ZR_NORM_BLOCK) {
+            zr_exact_run_add(&run, vec_block_squares((const float *)(const void *)at));
+            continue;
+        }
+        if (dtype == ZERO_F32)
+            memcpy(block, at, (size_t)left * sizeof *block);
+        else if (left == ZR_NORM_BLOCK)
+            for (int j = 0; j < ZR_NORM_BLOCK; j += VEC_LANES)
+                vec_store(block + j, vec_load_bf16(at + 2 * j));
+        else
+            zr_host_portable.cast(block, ZERO_F32, at, ZERO_BF16, left);
+        zr_exact_run_add(&run, vec_block_squares(block));
     }
     zr_exact_run_end(&run);
 }

@@ -149,8 +149,8 @@ int zr_host_maximum(struct zr_stream *s, void *dst, const void *const *src, int 
 int zr_host_digest(struct zr_stream *s, uint64_t *sum, const void *at, int64_t bytes, uint64_t first);
 int zr_host_agree_begin(struct zr_stream *s, const struct zr_agree_begin *b);
 int zr_host_agree_end(struct zr_stream *s, const struct zr_agree_end *e);
-int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                        const struct zr_largest *largest);
+int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                        int64_t n, const struct zr_largest *largest);
 int zr_host_scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_scalars *scalars);
 int zr_host_update(struct zr_stream *s, const struct zr_update *u);
 int zr_host_update_spans(struct zr_stream *s, const struct zr_update *u, const struct zr_update_span *spans,

@@ -273,17 +273,18 @@ static void sum_squares_op(void *arg)
 {
     const struct squares_args *q = arg;
     const struct args *a = &q->a;
-    a->k->sum_squares(a->dst, a->src, a->n);
+    a->k->sum_squares(a->dst, a->src, a->src_dtype, a->n);
     if (q->largest.word)
-        zr_largest_record(&q->largest, a->dst, a->src, a->n);
+        zr_largest_record(&q->largest, a->dst, a->src, a->src_dtype, a->n);
 }
 
-int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                        const struct zr_largest *largest)
+int zr_host_sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                        int64_t n, const struct zr_largest *largest)
 {
-    struct squares_args a = {.a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n}};
+    struct squares_args a = {.a = {.k = s->dev->kernels, .dst = acc, .src = x, .n = n, .src_dtype = dtype}};
     if (largest)
         a.largest = *largest;
+    ZR_TRY(zr_check_dtype("sum_squares", dtype));
     ZR_TRY(zr_check_count("sum_squares", "n", n));
     zr_host_put(s, sum_squares_op, &a, sizeof a);
     return 0;

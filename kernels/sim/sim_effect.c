@@ -40,11 +40,13 @@ static int64_t reaching_states(const struct zr_sim *w, const struct zr_sim_op *o
     const struct zr_update *u = &op->update;
     if (op->kind != ZR_SIM_OP_UPDATE || w->opt.states_bytes_per_s <= 0)
         return 0;
-    int n_kept = u->param && u->param != (void *)u->master;
-    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++)
-        n_kept += u->state[i] != NULL;
-    double bytes = 2.0 * n_kept * (double)(u->n * (int64_t)sizeof(float)); /* read and written */
-    return (int64_t)(bytes / w->opt.states_bytes_per_s * 1e9);
+    const bool apart = u->master && u->param && u->param != (void *)u->master;
+    int64_t bytes = u->n * (int64_t)(apart ? sizeof *u->master : u->remainder ? sizeof *u->remainder : 0);
+    for (int i = 0; i < ZR_OPTIMIZER_STATES; i++) {
+        bytes += u->state[i] ? u->n * zr_moments_bytes(u->moments) : 0;
+        bytes += u->scale[i] ? zr_coding_bytes_beside(ZR_CODING_Q8, u->n) : 0;
+    }
+    return (int64_t)(2.0 * (double)bytes / w->opt.states_bytes_per_s * 1e9); /* read and written */
 }
 
 static void touch_all(struct zr_sim *w, struct zr_line *l, const struct zr_sim_touch *t, int n)
@@ -107,10 +109,10 @@ static int64_t update_states(struct zr_sim *w, struct zr_line *l, const struct z
 
 static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_update *u, uint32_t step)
 {
-    const bool f32 = u->masters == ZR_MASTERS_F32, skip = u->scalars->skip;
+    const bool f32 = u->masters == ZERO_MASTERS_F32, skip = u->scalars->skip;
     void *weights = f32 ? (void *)u->master : u->param;
     const int64_t size = u->param ? zr_dtype_bytes(u->param_dtype) : 0, bytes = u->n * (f32 ? 4 : size),
-                  grad_bytes = u->n * (int64_t)sizeof *u->grad,
+                  grad_bytes = u->n * zr_dtype_bytes(u->grad_dtype),
                   param_bytes = f32 && u->param && u->param != weights ? u->n * size : 0;
     zr_shadow_read(&w->rec, l, u->scalars, sizeof *u->scalars);
     zr_shadow_read(&w->rec, l, u->grad, grad_bytes);
@@ -119,6 +121,7 @@ static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_u
     zr_shadow_expect(&w->rec, l, weights, bytes, at);
     struct zr_content grad = w->opt.whole_grad(w->opt.arg, at.flat, step);
     grad.first = at.first;
+    grad.size = (uint8_t)zr_dtype_bytes(u->grad_dtype);
     zr_shadow_expect(&w->rec, l, u->grad, grad_bytes, grad);
     zr_shadow_read(&w->rec, l, weights, bytes);
     const int64_t states = update_states(w, l, u, at, skip);
@@ -211,7 +214,8 @@ static int64_t run_decode(struct zr_sim *w, struct zr_line *l, const struct zr_s
 
 static int64_t run_squares(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op, int rank)
 {
-    zr_shadow_read(&w->rec, l, op->src, op->count * 4);
+    const int64_t bytes = op->count * zr_dtype_bytes(op->src_type);
+    zr_shadow_read(&w->rec, l, op->src, bytes);
     zr_shadow_read(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
     zr_shadow_write(&w->rec, l, op->dst, sizeof(struct zr_exact_sum));
     if (op->largest.word) {
@@ -226,7 +230,7 @@ static int64_t run_squares(struct zr_sim *w, struct zr_line *l, const struct zr_
     }
     if (w->opt.squared)
         w->opt.squared(w->opt.arg, rank, op->count);
-    return op->count * 4;
+    return bytes;
 }
 
 static int64_t run_scale(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op)

@@ -203,12 +203,13 @@ static int stamp(struct zr_stream *s, int64_t *out_ns)
     return call_with(s, "stamp", stamp_value, &m, sizeof m, &a, 1);
 }
 
-static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                       const struct zr_largest *largest)
+static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                       int64_t n, const struct zr_largest *largest)
 {
     struct zr_sim_op *op = zr_sim_op_new(s, ZR_SIM_OP_SQUARES, "sum_squares");
     op->dst = acc;
     op->src = x;
+    op->src_type = dtype;
     op->count = n;
     op->largest = largest ? *largest : (struct zr_largest){.word = NULL};
     op->goes_on = s->last == ZR_SIM_OP_SQUARES;

@@ -248,7 +248,7 @@ static int digest_gradient(struct zr_engine *e, int32_t tensor, struct zr_shard_
             continue;
         const float *x = zr_sum_at(e, f, 0) + (from - own.first);
         ZR_TRY(add_bytes(&d, x, (end - from) * (int64_t)sizeof *x));
-        ZR_TRY(e->dev->ops->sum_squares(e->reduce_stream, &sum->squares, x, end - from, NULL));
+        ZR_TRY(e->dev->ops->sum_squares(e->reduce_stream, &sum->squares, x, ZERO_F32, end - from, NULL));
     }
     return e->dev->ops->copy(e->reduce_stream, to, sum, sizeof *sum);
 }

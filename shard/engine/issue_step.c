@@ -31,8 +31,8 @@ static int put_squares(struct squares *q)
     struct zr_own_squares *own = zr_engine_norm_at(e);
     double from = ldexp(ZR_MAX_NORM_TO_SQUARE / fabs(zr_unclipped_scale(e, q->tuned)), -20);
     const struct zr_largest largest = {
-        .word = &own->largest, .at = q->x - (const float *)e->reduce_base, .from = from * from};
-    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, q->n, &largest) : 0;
+        .word = &own->largest, .at = ((const char *)q->x - e->reduce_base) / 2, .from = from * from};
+    return q->n ? e->dev->ops->sum_squares(e->reduce_stream, &own->sum, q->x, ZERO_F32, q->n, &largest) : 0;
 }
 
 /* Joins ranges that lie end to end into one operation, which is one kernel launch on a GPU. Ranges may only
@@ -208,7 +208,7 @@ static int update_by_user(struct updating *up, const struct zr_update *k, const 
                            .first = p->layer * p->n + (first - p->first),
                            .n = k->n,
                            .master = k->master,
-                           .grad = k->grad,
+                           .grad = (float *)k->grad,
                            .lr = k->lr,
                            .t = k->t}};
     for (int i = 0; i < f->n_states; i++)
@@ -250,8 +250,9 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     char *master = zr_engine_master_at(e, f, first);
     struct zr_update k = {.kind = f->optimizer,
                           .param_dtype = f->dtype,
-                          .masters = (int)f->masters,
-                          .moments = (int)f->moments,
+                          .masters = f->masters,
+                          .moments = f->moments,
+                          .grad_dtype = ZERO_F32,
                           .lr = up->job->lr * group->lr_scale,
                           .beta1 = group->beta1,
                           .beta2 = group->beta2,
@@ -285,7 +286,7 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
         ZR_TRY(put_update(up));
     if (up->n_spans == 0)
         up->u = k;
-    int64_t at = k.grad - up->u.grad;
+    int64_t at = (const float *)k.grad - (const float *)up->u.grad;
     up->span[up->n_spans++] = (struct zr_update_span){
         at, n, k.lr, k.decay, zr_rounding_from(e, p, first - p->first, up->job->begun)};
     up->u.n = at + n;

@@ -57,10 +57,13 @@ void zr_parts_close(struct zr_engine *e)
 
 /* ---- addresses ---- */
 
-/* Returns the offset in the part of a master or a state of element `first`. */
+/* Returns the offset in the part of a master, a state or a scale of element `first`. */
 static int64_t place_in_part(const struct zr_state_part *part, int kind, int64_t first)
 {
     const struct zr_flat *f = part->flat;
+    if (kind >= ZR_SCALE(0))
+        return part->state_at[kind - ZR_SCALE(0)] + part->n * zr_plan_state_size(f) +
+               (first - part->first) / ZR_Q8_BLOCK * (int64_t)sizeof(uint16_t);
     return kind == ZR_VALUE_MASTER ? part->master_at + (first - part->first) * zr_plan_master_size(f)
                                    : part->state_at[kind] + (first - part->first) * zr_plan_state_size(f);
 }
@@ -75,9 +78,7 @@ char *zr_part_at(const struct zr_engine *e, const struct zr_flat *f, int kind, i
 
 uint16_t *zr_part_scales_at(const struct zr_engine *e, const struct zr_flat *f, int state, int64_t first)
 {
-    const struct zr_state_part *part = &e->i.parts->open;
-    return (uint16_t *)(zr_part_at(e, f, state, part->first) + part->n * zr_plan_state_size(f)) +
-           (first - part->first) / ZR_Q8_BLOCK;
+    return (uint16_t *)zr_part_at(e, f, ZR_SCALE(state), first);
 }
 
 /* Finds the part of the element. Returns false if the flat has nothing in the file. */

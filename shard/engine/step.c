@@ -16,8 +16,8 @@ struct zr_steps {
     uint32_t n_calls;
     /* added to n_calls for the number in messages, which goes on after a load */
     int64_t offset;
-    /* steps that were begun, also before a load. Once the last one is settled, t + n_skipped. Noise depends on
-     * it, because t is not known before the last step is settled. */
+    /* steps that were begun, also before a load. Once the last one is settled, t + n_skipped. Noise depends
+     * on it, because t is not known before the last step is settled. */
     int64_t begun;
     /* states were loaded, so the next zero_step computes the offset anew */
     bool renumber;
@@ -254,8 +254,8 @@ static int32_t dp_place_of(const struct zr_engine *e, int32_t rank)
     return place;
 }
 
-/* Returns the name of the tensor whose reduced gradient `rank` has at float number `at` of the arena, counted
- * from its beginning. Returns NULL if `rank` is in another pipeline stage. */
+/* Returns the name of the tensor whose reduced gradient `rank` has at position `at` of the arena, in units of
+ * 2 bytes. Returns NULL if `rank` is in another pipeline stage. */
 static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
 {
     const struct zr_layout *l = e->layout;
@@ -266,7 +266,8 @@ static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at
     for (int32_t i = 0; i < l->n_flats; i++) {
         const struct zr_flat *f = &l->flats[i];
         struct zr_span own = zr_flat_span(f, where, ZR_LEVEL_FINE); /* the rank's slice, in elements */
-        int64_t k = f->trainable ? at - zr_plan_sum(e->plan, f, where, 0) / (int64_t)sizeof(float) : -1;
+        const int64_t sum_at = zr_plan_sum(e->plan, f, where, 0) / 2;
+        int64_t k = f->trainable && at >= sum_at ? (at - sum_at) * 2 / (int64_t)sizeof(float) : -1;
         for (int32_t p = f->first_piece; k >= 0 && k < own.n && p < f->first_piece + f->n_pieces; p++)
             if (own.first + k >= l->pieces[p].first && own.first + k < l->pieces[p].first + l->pieces[p].n)
                 return l->tensors[l->pieces[p].tensor].name;

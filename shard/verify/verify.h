@@ -147,6 +147,11 @@ struct zr_verify_case {
     bool arrays;
     /* enum zero_states: where masters and states are. */
     int states;
+    /* enum zero_masters and zero_moments: how masters of bf16 tensors and states are kept. If tensors have
+     * several kinds of optimizers, every second kind keeps fp32. */
+    int masters, moments;
+    /* Gradient sums of bf16 tensors are bf16. */
+    bool sums_bf16;
 };
 
 /* Whether the schedule computes the gradients of inputs and of weights in separate actions. */

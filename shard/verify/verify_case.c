@@ -74,6 +74,14 @@ static bool mesh_possible(const struct zr_verify_case *c)
            stages_possible(c);
 }
 
+static bool precision_possible(const struct zr_verify_case *c)
+{
+    bool fp32 = !c->masters && !c->moments && !c->sums_bf16;
+    return c->masters >= 0 && c->masters <= ZERO_MASTERS_NONE && c->moments >= 0 &&
+           c->moments <= ZERO_MOMENTS_Q8 && c->states >= 0 && c->states <= ZERO_STATES_HOST &&
+           (!c->user_update || fp32);
+}
+
 bool zr_verify_possible(const struct zr_verify_case *c)
 {
     bool sizes = c->world >= 1 && c->world <= 64 && c->n_units >= 1 && c->n_units <= 1000 && c->accum >= 1 &&
@@ -81,8 +89,8 @@ bool zr_verify_possible(const struct zr_verify_case *c)
     bool groups = c->hybrid == ZR_HYBRID_NONE ? c->group == 0 && !c->dealt
                                               : c->hybrid > 0 && c->hybrid <= ZR_HFSDP && c->stage == 3 &&
                                                     c->group >= 1 && zr_verify_dp(c) % c->group == 0;
-    return sizes && mesh_possible(c) && groups && c->granule >= 0 && c->stage >= 0 && c->stage <= 3 &&
-           c->prefetch >= 0 && c->dead < c->world;
+    return sizes && mesh_possible(c) && groups && precision_possible(c) && c->granule >= 0 && c->stage >= 0 &&
+           c->stage <= 3 && c->prefetch >= 0 && c->dead < c->world;
 }
 
 /* Draws a group size that divides the world. One rank and the whole world are rarer. */
@@ -265,6 +273,19 @@ static void draw_cp(uint64_t *s, struct zr_verify_case *c)
     c->moves = zr_verify_chance(s, 80) ? 20 + (int)zr_verify_below(s, 60) : 0;
 }
 
+/* Draws in how many bytes masters, states and gradient sums are kept. A program that updates the weights needs
+ * fp32. */
+static void draw_precision(uint64_t *s, struct zr_verify_case *c)
+{
+    if (c->user_update || c->snapshots) /* a checkpoint of fewer bytes is not built yet */
+        return;
+    if (zr_verify_chance(s, 40))
+        c->moments = zr_verify_chance(s, 60) ? ZERO_MOMENTS_Q8 : ZERO_MOMENTS_BF16;
+    if (c->bf16 && zr_verify_chance(s, 50))
+        c->masters = zr_verify_chance(s, 60) ? ZERO_MASTERS_REMAINDER : ZERO_MASTERS_NONE;
+    c->sums_bf16 = c->bf16 && zr_verify_chance(s, 40);
+}
+
 void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
 {
     uint64_t s = seed * UINT64_C(0xd1342543de82ef95) + 1;
@@ -285,6 +306,7 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     draw_cp(&s, &c);
     c.arrays = (c.tp > 1 || c.cp > 1) && !c.caller && zr_verify_chance(&s, 50);
     c.states = !c.caller && zr_verify_chance(&s, 25) ? ZERO_STATES_HOST : ZERO_STATES_DEVICE;
+    draw_precision(&s, &c);
     *out = c;
 }
 
@@ -299,7 +321,8 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     X(zeroes, int) X(grad_in_place, bool) X(norms, int) X(drops, int) X(alls, int) X(mixed, bool)          \
     X(group, int) X(hybrid, int) X(dealt, bool) X(granule, int) X(repeats, int)                            \
     X(pp, int) X(tp, int) X(per_rank, int) X(schedule, int) X(tied, bool) X(partial, int) X(sums, int)     \
-    X(cp, int) X(moves, int) X(arrays, bool) X(states, int)
+    X(cp, int) X(moves, int) X(arrays, bool) X(states, int)         \
+    X(masters, int) X(moments, int) X(sums_bf16, bool)
 /* clang-format on */
 
 void zr_verify_describe(const struct zr_verify_case *c, char *text, size_t n)
@@ -346,10 +369,11 @@ int zr_verify_parse(const char *text, struct zr_verify_case *out)
                        "n_steps %d (1..100), hybrid %d (0; 1, 2 at stage 3), group %d (0; of a hybrid a "
                        "number that divides the ranks of a part of a stage), pp %d, tp %d (their product "
                        "divides the world), cp %d (divides the ranks of a part of a stage), per_rank %d "
-                       "(0..%d), schedule %d (0..%d; what goes together is said in "
-                       "shard/verify/verify.h)",
+                       "(0..%d), schedule %d (0..%d), states %d, masters %d, moments %d; what goes together "
+                       "is said in shard/verify/verify.h",
                        c.stage, c.world, c.n_units, c.accum, c.n_steps, c.hybrid, c.group, c.pp, c.tp, c.cp,
-                       c.per_rank, ZR_VERIFY_PER_RANK, c.schedule, ZR_RUN_SCHEDULES - 1);
+                       c.per_rank, ZR_VERIFY_PER_RANK, c.schedule, ZR_RUN_SCHEDULES - 1, c.states, c.masters,
+                       c.moments);
     *out = c;
     return 0;
 }

@@ -25,6 +25,42 @@ static void touch_values(struct zr_verify_rank *r, int32_t tensor, enum zr_sim_h
     }
 }
 
+struct written {
+    struct zr_verify_rank *r;
+    int32_t tensor;
+};
+
+static int settle_remainders(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first,
+                             int64_t n)
+{
+    const struct written *w = arg;
+    struct zr_verify_rank *r = w->r;
+    if (p->tensor != w->tensor)
+        return 0;
+    struct zr_content content = zr_compute_expected_param(r, (int32_t)(p - r->layout.pieces), r->n_done);
+    content.kind = ZR_CONTENT_STATE;
+    content.first = first;
+    void *at = zr_engine_master_at(&r->engine, f, first);
+    const struct zr_sim_touch touch[] = {{at, n * content.size, ZR_SIM_READ, {.kind = ZR_CONTENT_ZERO}},
+                                         {at, n * content.size, ZR_SIM_SET, content}};
+    zr_sim_host_touch(r->v->sim, "remainders of new values", touch, 2);
+    return 0;
+}
+
+/* Checks that a write of a tensor's parameters has zeroed what their masters have more than they. This then
+ * counts as of the same version as the parameters. */
+static int written(struct zr_verify_rank *r, int32_t tensor, int err)
+{
+    struct written w = {r, tensor};
+    for (int32_t i = 0; !err && i < r->layout.n_flats; i++) {
+        const struct zr_flat *f = &r->layout.flats[i];
+        struct zr_span kept = zr_engine_kept(&r->engine, f);
+        if (f->masters == ZERO_MASTERS_REMAINDER)
+            zr_flat_ranges(&r->layout, f, kept.first, kept.first + kept.n, settle_remainders, &w);
+    }
+    return err;
+}
+
 static double mean_rank(const struct zr_group *g)
 {
     int64_t sum = 0;
@@ -47,7 +83,7 @@ static int do_values(struct zr_verify_rank *r, const struct zr_script_op *op)
         return 0; /* both stages must call: ZR_DO_WRITE_TIED */
     if (op->kind == ZR_DO_WRITE) {
         touch_values(r, tensor, ZR_SIM_SET);
-        return zr_engine_write(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch);
+        return written(r, tensor, zr_engine_write(&r->engine, tensor, ZR_VALUE_PARAM, 0, n, r->scratch));
     }
     struct zr_sim_touch touch = {r->mean, sizeof r->mean, ZR_SIM_PLAIN_WRITE, {0}};
     zr_sim_host_touch(r->v->sim, "new means", &touch, 1);
@@ -73,7 +109,7 @@ static int write_tied(struct zr_verify_rank *r)
             continue;
         touch_values(r, t, ZR_SIM_SET);
         if (of->tie == ZR_TIE_OWNER)
-            err = zr_engine_write(&r->engine, t, ZR_VALUE_PARAM, 0, of->n_elems, r->scratch);
+            err = written(r, t, zr_engine_write(&r->engine, t, ZR_VALUE_PARAM, 0, of->n_elems, r->scratch));
     }
     return err ? err : zr_engine_tied_values(&r->engine);
 }
@@ -397,6 +433,7 @@ int zr_rank_user_update(void *arg, const struct zero_update *u)
                           .grad = u->grad,
                           .state = {u->state[0], u->state[1]},
                           .param_dtype = ZERO_F32,
+                          .grad_dtype = ZERO_F32,
                           .scalars = zr_engine_scalars(&r->engine)};
     zr_sim_user_update(r->v->sim, &k);
     return 0;

@@ -34,6 +34,30 @@ static void set_optimizer(const struct zr_verify_case *c, enum zero_optimizer ki
     t->n_states = kind ? zr_optimizer_states(kind, zr_optimizer_kind(kind)->beta1) : 2;
 }
 
+/* A layer has one dimension, which tensor parallelism cuts into equal parts. */
+static void set_shape(struct zr_tensor *t)
+{
+    int d = 0;
+    if (t->stacked)
+        t->shape[d++] = t->n_layers;
+    t->shape[d] = t->n_elems / t->n_layers;
+    t->cut_dim = d;
+    t->cut_blocks = 1;
+}
+
+/* Chooses in how many bytes the tensor's masters, states and gradient sum are kept, as zero_wrap does. Blocks
+ * of codes may not cross from one tensor-parallel rank to the next. */
+static void set_precision(const struct zr_verify_case *c, struct zr_tensor *t)
+{
+    const bool bf16 = t->dtype == ZERO_BF16, fp32 = c->mixed && t->group % 2;
+    const bool whole_blocks = !t->cut || t->n_elems / t->n_layers % ZR_Q8_BLOCK == 0;
+    t->sum_dtype = bf16 && c->sums_bf16 ? ZERO_BF16 : ZERO_F32;
+    t->masters = bf16 && !fp32 ? (enum zero_masters)c->masters : ZERO_MASTERS_F32;
+    t->moments = fp32                                             ? ZERO_MOMENTS_F32
+                 : c->moments == ZERO_MOMENTS_Q8 && !whole_blocks ? ZERO_MOMENTS_BF16
+                                                                  : (enum zero_moments)c->moments;
+}
+
 /* A tied tensor. Both pipeline stages draw it from the same state, so they agree. */
 static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit, struct zr_tensor *out)
 {
@@ -52,6 +76,8 @@ static int tied_tensor(const struct zr_verify_case *c, bool owner, int32_t unit,
     t.cut = c->tp > 1 && !t.partial && zr_verify_chance(&s, 60);
     t.granule = zr_min(c->granule, t.n_elems);
     set_optimizer(c, ZR_OPTIMIZER_NONE, &t);
+    set_shape(&t);
+    set_precision(c, &t);
     *out = t;
     return t.name ? 0 : zr_fail(ZERO_ERR_NOMEM, "no memory for a name");
 }
@@ -147,6 +173,8 @@ static int add_stage(struct table *to, int32_t stage, int32_t own, int32_t first
                           (speed && speed->units && speed->units[zr_max(u, 0)].resident);
             x->granule = zr_min(c->granule, x->n_elems / x->n_layers);
             place_on_tp_ranks(c, &tp_random, partial, x);
+            set_shape(x);
+            set_precision(c, x);
         }
     }
     return 0;

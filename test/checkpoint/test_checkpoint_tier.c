@@ -12,13 +12,17 @@
 #include <string.h>
 #include <sys/stat.h>
 
+/* Precisions of masters and moments. */
+static int masters, moments;
+
 static char folder[] = "/tmp/zero-tier-XXXXXX", saved[64], loaded[64];
 static uint64_t hash[3];
 
 /* An f32 tensor of three parts, and a bf16 tensor of two. */
 static void enlarge(struct zero_tensor *tensors, struct zero_config *cfg)
 {
-    (void)cfg;
+    cfg->optim.masters = masters;
+    cfg->optim.moments = moments;
     tensors[0].shape[0] = 500000;
     tensors[5].shape[0] = (9 << 20) + 1;
 }
@@ -70,6 +74,8 @@ static void load(struct model_rank *m, void *arg)
 static void test_same_bits(void **state)
 {
     for (int stage = 0; stage <= 3; stage += 3) {
+        masters = stage ? ZERO_MASTERS_REMAINDER : ZERO_MASTERS_F32;
+        moments = stage ? ZERO_MOMENTS_Q8 : ZERO_MOMENTS_F32;
         struct model_options o = {.stage = stage, .world = 2, .change = enlarge};
         snprintf(saved, sizeof saved, "%s/device%d", folder, stage);
         snprintf(loaded, sizeof loaded, "%s/file%d", folder, stage);

@@ -183,16 +183,16 @@ static int squares_of(enum zero_optimizer kind)
 static void point(struct arrays *a, int n_states)
 {
     struct zr_update *u = &a->u;
-    const bool f32 = u->masters == ZR_MASTERS_F32;
+    const bool f32 = u->masters == ZERO_MASTERS_F32;
     u->master = f32 ? a->master.p : NULL;
-    u->remainder = u->masters == ZR_MASTERS_REMAINDER ? a->remainder.p : NULL;
+    u->remainder = u->masters == ZERO_MASTERS_REMAINDER ? a->remainder.p : NULL;
     u->param = a->param.p;
     u->param_dtype = ZERO_BF16;
     u->grad = a->grad.p;
     u->scalars = &a->scalars;
     for (int i = 0; i < n_states; i++) {
         u->state[i] = a->state[i].p;
-        u->scale[i] = u->moments == ZR_MOMENTS_Q8 ? a->scale[i].p : NULL;
+        u->scale[i] = u->moments == ZERO_MOMENTS_Q8 ? a->scale[i].p : NULL;
     }
 }
 
@@ -205,9 +205,9 @@ static uint32_t noise_at(const struct zr_update *u, enum zr_noise_kind kind, int
 
 static float read_state(const struct zr_update *u, int s, int64_t i)
 {
-    if (u->moments == ZR_MOMENTS_F32)
+    if (u->moments == ZERO_MOMENTS_F32)
         return ((float *)u->state[s])[i];
-    if (u->moments == ZR_MOMENTS_BF16)
+    if (u->moments == ZERO_MOMENTS_BF16)
         return bf16_to_float(((uint16_t *)u->state[s])[i]);
     return zr_q8_value(((uint8_t *)u->state[s])[i], bf16_to_float(u->scale[s][i / 32]),
                        squares_of(u->kind) == s);
@@ -223,9 +223,9 @@ static void write_state(const struct zr_update *u, int s, const float *x)
         for (int64_t k = i / 32 * 32; k < u->n && k < i / 32 * 32 + 32; k++)
             if (zr_q8_size(x[k], squares) > largest)
                 largest = zr_q8_size(x[k], squares);
-        if (u->moments == ZR_MOMENTS_F32)
+        if (u->moments == ZERO_MOMENTS_F32)
             ((float *)u->state[s])[i] = x[i];
-        else if (u->moments == ZR_MOMENTS_BF16)
+        else if (u->moments == ZERO_MOMENTS_BF16)
             ((uint16_t *)u->state[s])[i] = zr_round_random(x[i], noise);
         else {
             u->scale[s][i / 32] = zr_q8_scale(largest);
@@ -235,23 +235,37 @@ static void write_state(const struct zr_update *u, int s, const float *x)
     }
 }
 
+static float read_grad(const struct zr_update *u, int64_t i)
+{
+    return u->grad_dtype == ZERO_F32 ? ((const float *)u->grad)[i]
+                                     : bf16_to_float(((const uint16_t *)u->grad)[i]);
+}
+
+static void write_grad(const struct zr_update *u, int64_t i, float g)
+{
+    if (u->grad_dtype == ZERO_F32)
+        ((float *)(uintptr_t)u->grad)[i] = g;
+    else
+        ((uint16_t *)(uintptr_t)u->grad)[i] = bf16_from_float(g);
+}
+
 /* The update by its definition, one element at a time. */
 static void reference(const struct zr_update *u, int n_states)
 {
     float *x[2] = {malloc((size_t)(4 * u->n) + 1), malloc((size_t)(4 * u->n) + 1)};
     uint16_t *half = u->param;
     for (int64_t i = 0; i < u->n; i++) {
-        float w = u->masters == ZR_MASTERS_F32         ? u->master[i]
-                  : u->masters == ZR_MASTERS_REMAINDER ? zr_join_master(half[i], u->remainder[i])
-                                                       : bf16_to_float(half[i]);
+        float w = u->masters == ZERO_MASTERS_F32         ? u->master[i]
+                  : u->masters == ZERO_MASTERS_REMAINDER ? zr_join_master(half[i], u->remainder[i])
+                                                         : bf16_to_float(half[i]);
         for (int s = 0; s < 2; s++)
             x[s][i] = s < n_states ? read_state(u, s, i) : 0;
-        element_f32(u, u->scalars->grad_scale, u->grad[i], &w, &x[0][i], &x[1][i]);
-        half[i] = u->masters == ZR_MASTERS_NONE ? zr_round_random(w, noise_at(u, ZR_NOISE_WEIGHT, i))
-                                                : zr_round_away(w);
-        if (u->masters == ZR_MASTERS_F32)
+        element_f32(u, u->scalars->grad_scale, read_grad(u, i), &w, &x[0][i], &x[1][i]);
+        half[i] = u->masters == ZERO_MASTERS_NONE ? zr_round_random(w, noise_at(u, ZR_NOISE_WEIGHT, i))
+                                                  : zr_round_away(w);
+        if (u->masters == ZERO_MASTERS_F32)
             u->master[i] = w;
-        else if (u->masters == ZR_MASTERS_REMAINDER)
+        else if (u->masters == ZERO_MASTERS_REMAINDER)
             u->remainder[i] = zr_remainder_of(w);
     }
     for (int s = 0; s < n_states; s++)
@@ -259,8 +273,8 @@ static void reference(const struct zr_update *u, int n_states)
     free(x[0]), free(x[1]);
 }
 
-static struct arrays open_arrays(const struct variant *v, enum zr_masters masters, enum zr_moments moments,
-                                 int64_t n, int64_t shift)
+static struct arrays open_arrays(const struct variant *v, enum zero_masters masters,
+                                 enum zero_moments moments, int64_t n, int64_t shift)
 {
     const int64_t size = zr_moments_bytes(moments), blocks = (n + 31) / 32;
     struct arrays a = {
@@ -274,6 +288,7 @@ static struct arrays open_arrays(const struct variant *v, enum zr_masters master
     a.u = (struct zr_update){.kind = v->kind,
                              .masters = masters,
                              .moments = moments,
+                             .grad_dtype = ZERO_F32,
                              .lr = 1e-3f,
                              .beta1 = v->beta1,
                              .beta2 = 0.99f,
@@ -296,7 +311,7 @@ static void fill(struct arrays *a, int n_states)
         ((float *)a->master.p)[i] = w;
         ((uint16_t *)a->param.p)[i] = zr_round_away(w);
         ((uint16_t *)a->remainder.p)[i] = zr_remainder_of(w);
-        ((float *)a->grad.p)[i] = random_below(&rng, 9) ? random_normal(&rng) : check_value(&rng);
+        write_grad(u, i, random_below(&rng, 9) ? random_normal(&rng) : check_value(&rng));
     }
     for (int s = 0; s < n_states; s++) {
         for (int64_t i = 0; i < u->n; i++) {
@@ -308,15 +323,16 @@ static void fill(struct arrays *a, int n_states)
     free(x);
 }
 
-static void check_coded(const struct zr_host_kernels *k, const struct variant *v, enum zr_masters masters,
-                        enum zr_moments moments, int64_t n, int64_t shift, int where)
+static void check_coded(const struct zr_host_kernels *k, const struct variant *v, enum zero_masters masters,
+                        enum zero_moments moments, enum zero_dtype grad, int64_t n, int64_t shift, int where)
 {
     struct arrays a = open_arrays(v, masters, moments, n, shift),
                   b = open_arrays(v, masters, moments, n, shift);
+    a.u.grad_dtype = b.u.grad_dtype = grad;
     if (where == 1) /* the upper half of the element's number changes inside */
         a.u.rounding.first = (INT64_C(7) << 32) - 64;
     if (where == 2) {
-        a.u.rounding.run = moments == ZR_MOMENTS_Q8 ? 96 : 37;
+        a.u.rounding.run = moments == ZERO_MOMENTS_Q8 ? 96 : 37;
         a.u.rounding.at = 32;
         a.u.rounding.skip = 320;
     }
@@ -334,8 +350,10 @@ static void check_coded(const struct zr_host_kernels *k, const struct variant *v
         for (int64_t at = 0; at < array_of(&a, i)->bytes; at++)
             if (got[at] != want[at])
                 fail_msg(
-                    "%s %s: masters %d, moments %d, %lld elements, place %d: array %d differs at byte %lld",
-                    k->name, v->name, (int)masters, (int)moments, (long long)n, where, i, (long long)at);
+                    "%s %s: masters %d, moments %d, grad %d, %lld elements, place %d: array %d differs at "
+                    "byte %lld",
+                    k->name, v->name, (int)masters, (int)moments, (int)grad, (long long)n, where, i,
+                    (long long)at);
         guarded_close(array_of(&a, i)), guarded_close(array_of(&b, i));
     }
 }
@@ -345,12 +363,106 @@ static void check_update(void **state)
     static const int64_t sizes[] = {0, 1, 31, 32, 33, 256, 1000, 2085};
     int turn = 0;
     FOR_EACH(struct variant, v, variants)
-    for (int masters = 0; masters <= ZR_MASTERS_NONE; masters++)
-        for (int moments = 0; moments <= ZR_MOMENTS_Q8; moments++)
-            if (masters || moments)
+    for (int masters = 0; masters <= ZERO_MASTERS_NONE; masters++)
+        for (int moments = 0; moments <= ZERO_MOMENTS_Q8; moments++)
+            for (int bf16 = 0; bf16 < 2; bf16++)
                 FOR_EACH(int64_t, n, sizes)
-    check_coded(*state, v, (enum zr_masters)masters, (enum zr_moments)moments, *n, turn * 3 % 8, turn % 4),
+    check_coded(*state, v, (enum zero_masters)masters, (enum zero_moments)moments,
+                bf16 ? ZERO_BF16 : ZERO_F32, *n, turn * 3 % 8, turn % 4),
         turn++;
+}
+
+static float read_weight(const struct zr_update *u, int64_t i)
+{
+    const uint16_t *half = u->param;
+    return u->masters == ZERO_MASTERS_F32         ? u->master[i]
+           : u->masters == ZERO_MASTERS_REMAINDER ? zr_join_master(half[i], u->remainder[i])
+                                                  : bf16_to_float(half[i]);
+}
+
+/* Returns the most by which a state may be away from its value in fp64. */
+static double state_error(const struct zr_update *u, int s, int64_t i, double value, double rounding)
+{
+    const double levels = zr_q8_levels(squares_of(u->kind) == s);
+    if (u->moments == ZERO_MOMENTS_F32)
+        return rounding;
+    if (u->moments == ZERO_MOMENTS_BF16)
+        return rounding + 0x1p-7 * fabs(value);
+    const double scale = bf16_to_float(u->scale[s][i / 32]);
+    return rounding + scale * ((2 * sqrt(fabs(value) / scale) * levels + 2) / (levels * levels) + 1e-5);
+}
+
+/* Updates agree with the formulas in fp64, up to the rounding of their precision. */
+static void check_f64(const struct zr_host_kernels *k, const struct variant *v, enum zero_masters masters,
+                      enum zero_moments moments)
+{
+    enum { N = 77 };
+    struct arrays a = open_arrays(v, masters, moments, N, 0);
+    float before[3][N] = {{0}};
+    point(&a, v->n_states);
+    fill(&a, v->n_states);
+    for (int64_t i = 0; i < N; i++) {
+        write_grad(&a.u, i, random_normal(&rng));
+        before[0][i] = read_weight(&a.u, i);
+        for (int s = 0; s < v->n_states; s++)
+            before[1 + s][i] = read_state(&a.u, s, i);
+    }
+    k->update(&a.u);
+    for (int64_t i = 0; i < N; i++) {
+        const float g = read_grad(&a.u, i), scale = a.scalars.grad_scale;
+        double x[3] = {before[0][i], before[1][i], before[2][i]};
+        element_f64(&a.u, scale, g, &x[0], &x[1], &x[2]);
+        const struct errors e =
+            rounding_of(&a.u, scale, g, before[0][i], before[1][i], before[2][i], x[0], x[1], x[2]);
+        const double most = e.w + (masters == ZERO_MASTERS_NONE ? 0x1p-7 * fabs(x[0]) : 0),
+                     rounding[2] = {e.s0, e.s1};
+        if (fabs(read_weight(&a.u, i) - x[0]) > most)
+            fail_msg("%s: masters %d: %a, not %a", v->name, (int)masters, (double)read_weight(&a.u, i), x[0]);
+        for (int s = 0; s < v->n_states; s++)
+            if (fabs(read_state(&a.u, s, i) - x[1 + s]) > state_error(&a.u, s, i, x[1 + s], rounding[s]))
+                fail_msg("%s: moments %d: state %d is %a, not %a", v->name, (int)moments, s,
+                         (double)read_state(&a.u, s, i), x[1 + s]);
+    }
+    for (int i = 0; i < N_ARRAYS; i++)
+        guarded_close(array_of(&a, i));
+}
+
+/* A gradient that is not finite reaches its element, and with 8 bits its block, and nothing else. */
+static void check_not_finite(const struct zr_host_kernels *k, const struct variant *v,
+                             enum zero_masters masters, enum zero_moments moments)
+{
+    enum { N = 100, AT = 40 };
+    struct arrays a = open_arrays(v, masters, moments, N, 0), b = open_arrays(v, masters, moments, N, 0);
+    point(&a, v->n_states), point(&b, v->n_states);
+    fill(&a, v->n_states);
+    for (int i = 0; i < N_ARRAYS; i++)
+        memcpy(array_of(&b, i)->p, array_of(&a, i)->p, (size_t)array_of(&a, i)->bytes);
+    b.u.rounding = a.u.rounding;
+    write_grad(&b.u, AT, random_below(&rng, 2) ? NAN : INFINITY);
+    k->update(&a.u), k->update(&b.u);
+    for (int64_t i = 0; i < N; i++) {
+        const bool reached = moments == ZERO_MOMENTS_Q8 ? i / 32 == AT / 32 : i == AT;
+        if (i != AT)
+            assert_true(same_float(read_weight(&a.u, i), read_weight(&b.u, i)));
+        for (int s = 0; s < v->n_states; s++) {
+            if (!reached)
+                assert_true(same_float(read_state(&a.u, s, i), read_state(&b.u, s, i)));
+            else
+                assert_false(isfinite(read_state(&b.u, s, i)));
+        }
+    }
+    for (int i = 0; i < N_ARRAYS; i++)
+        guarded_close(array_of(&a, i)), guarded_close(array_of(&b, i));
+}
+
+static void check_values(void **state)
+{
+    FOR_EACH(struct variant, v, variants)
+    for (int masters = 0; masters <= ZERO_MASTERS_NONE; masters++)
+        for (int moments = 0; moments <= ZERO_MOMENTS_Q8; moments++) {
+            check_f64(*state, v, (enum zero_masters)masters, (enum zero_moments)moments);
+            check_not_finite(*state, v, (enum zero_masters)masters, (enum zero_moments)moments);
+        }
 }
 
 /* Wherever shards are cut at blocks, the bits are the same. */
@@ -358,12 +470,12 @@ static void check_pieces(void **state)
 {
     const struct zr_host_kernels *k = *state;
     enum { N = 1000 };
-    for (int masters = ZR_MASTERS_REMAINDER; masters <= ZR_MASTERS_NONE; masters++)
-        for (int moments = 0; moments <= ZR_MOMENTS_Q8; moments++) {
-            struct arrays a = open_arrays(&variants[0], (enum zr_masters)masters, (enum zr_moments)moments, N,
-                                          0),
-                          b = open_arrays(&variants[0], (enum zr_masters)masters, (enum zr_moments)moments, N,
-                                          0);
+    for (int masters = ZERO_MASTERS_REMAINDER; masters <= ZERO_MASTERS_NONE; masters++)
+        for (int moments = 0; moments <= ZERO_MOMENTS_Q8; moments++) {
+            struct arrays a = open_arrays(&variants[0], (enum zero_masters)masters,
+                                          (enum zero_moments)moments, N, 0),
+                          b = open_arrays(&variants[0], (enum zero_masters)masters,
+                                          (enum zero_moments)moments, N, 0);
             point(&a, 2), point(&b, 2);
             fill(&a, 2);
             for (int i = 0; i < N_ARRAYS; i++)
@@ -494,8 +606,8 @@ enum { MANY = 2048, N_MANY = 1000 };
 static void check_500_steps(void **state)
 {
     const struct zr_host_kernels *k = *state;
-    struct arrays a = open_arrays(&variants[0], ZR_MASTERS_F32, ZR_MOMENTS_F32, MANY, 0),
-                  b = open_arrays(&variants[0], ZR_MASTERS_REMAINDER, ZR_MOMENTS_F32, MANY, 0);
+    struct arrays a = open_arrays(&variants[0], ZERO_MASTERS_F32, ZERO_MOMENTS_F32, MANY, 0),
+                  b = open_arrays(&variants[0], ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_F32, MANY, 0);
     point(&a, 2), point(&b, 2);
     fill(&a, 2);
     for (int i = 0; i < N_ARRAYS; i++)
@@ -518,10 +630,11 @@ static void check_500_steps(void **state)
 /* Returns the mean of v / v in fp32 with beta2 0.999, after Gaussian gradients of log-normal size. Halfway
  * they become ten times smaller, so v must fall, by less than half a step of bf16 at a time. With
  * nearest, v is fp32 in the kernel and rounded to the nearest bf16 here: the mistake that noise avoids. */
-static double mean_of_squares(const struct zr_host_kernels *k, enum zr_moments moments, bool nearest)
+static double mean_of_squares(const struct zr_host_kernels *k, enum zero_moments moments, bool nearest)
 {
-    struct arrays a = open_arrays(&variants[0], ZR_MASTERS_F32, ZR_MOMENTS_F32, MANY, 0),
-                  b = open_arrays(&variants[0], ZR_MASTERS_F32, nearest ? ZR_MOMENTS_F32 : moments, MANY, 0);
+    struct arrays a = open_arrays(&variants[0], ZERO_MASTERS_F32, ZERO_MOMENTS_F32, MANY, 0),
+                  b = open_arrays(&variants[0], ZERO_MASTERS_F32, nearest ? ZERO_MOMENTS_F32 : moments, MANY,
+                                  0);
     static float size[MANY];
     double sum = 0;
     point(&a, 2), point(&b, 2);
@@ -550,9 +663,9 @@ static double mean_of_squares(const struct zr_host_kernels *k, enum zr_moments m
 
 static void check_squares(void **state)
 {
-    const double random = mean_of_squares(*state, ZR_MOMENTS_BF16, false),
-                 q8 = mean_of_squares(*state, ZR_MOMENTS_Q8, false),
-                 nearest = mean_of_squares(*state, ZR_MOMENTS_BF16, true);
+    const double random = mean_of_squares(*state, ZERO_MOMENTS_BF16, false),
+                 q8 = mean_of_squares(*state, ZERO_MOMENTS_Q8, false),
+                 nearest = mean_of_squares(*state, ZERO_MOMENTS_BF16, true);
     printf("mean of v / v in fp32: bf16 at random %.4f, 8 bits %.4f, bf16 to nearest %.4f\n", random, q8,
            nearest);
 #ifndef CHECK_GPU
@@ -576,16 +689,18 @@ static void time_states(const struct zr_host_kernels *k)
     static const char *const masters_names[] = {"f32", "remainder", "none"}, *const moments_names[] = {
                                                                                  "f32", "bf16", "q8"};
     FOR_EACH(struct bench_size, s, bench_sizes)
-    for (int masters = 0; masters <= ZR_MASTERS_NONE; masters++)
-        for (int moments = 0; moments <= ZR_MOMENTS_Q8; moments++) {
+    for (int masters = 0; masters <= ZERO_MASTERS_NONE; masters++)
+        for (int moments = 0; moments <= ZERO_MOMENTS_Q8; moments++) {
             struct arrays a =
-                open_arrays(&variants[0], (enum zr_masters)masters, (enum zr_moments)moments, s->n, 0);
+                open_arrays(&variants[0], (enum zero_masters)masters, (enum zero_moments)moments, s->n, 0);
             struct {
                 const struct zr_host_kernels *k;
                 struct zr_update u;
             } timed;
             char name[64];
-            const int64_t weight = masters == ZR_MASTERS_F32 ? 10 : masters == ZR_MASTERS_REMAINDER ? 8 : 4;
+            const int64_t weight = masters == ZERO_MASTERS_F32         ? 10
+                                   : masters == ZERO_MASTERS_REMAINDER ? 8
+                                                                       : 4;
             point(&a, 2);
             for (int i = 0; i < N_ARRAYS; i++)
                 memset(array_of(&a, i)->p, 0, (size_t)array_of(&a, i)->bytes);
@@ -602,12 +717,12 @@ static void time_states(const struct zr_host_kernels *k)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_noise),       cmocka_unit_test(check_remainder),
-        cmocka_unit_test(check_random_bf16), cmocka_unit_test(check_codes),
-        cmocka_unit_test(check_update),      cmocka_unit_test(check_pieces),
-        cmocka_unit_test(check_codings),     cmocka_unit_test(check_add_rounded),
-        cmocka_unit_test(check_500_steps),   cmocka_unit_test(check_squares)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(check_noise),       cmocka_unit_test(check_remainder),
+                                       cmocka_unit_test(check_random_bf16), cmocka_unit_test(check_codes),
+                                       cmocka_unit_test(check_update),      cmocka_unit_test(check_values),
+                                       cmocka_unit_test(check_pieces),      cmocka_unit_test(check_codings),
+                                       cmocka_unit_test(check_add_rounded), cmocka_unit_test(check_500_steps),
+                                       cmocka_unit_test(check_squares)};
     rng = random_open();
     return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_states);
 }

@@ -130,13 +130,39 @@ static void check_squares(void **state)
             }
             zr_exact_add(&want, ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7])));
         }
-        k->sum_squares(&got, x, *n);
+        k->sum_squares(&got, x, ZERO_F32, *n);
         assert_true(zr_exact_value(&got) == zr_exact_value(&want));
         zr_exact_carry(&got); /* before its carries a value has several forms, afterwards one */
         zr_exact_carry(&want);
         assert_memory_equal(got.limb, want.limb, sizeof got.limb);
         assert_true(fabsl(zr_exact_value(&got) - plain) <= 1e-14L * plain);
         guarded_close(&g);
+    }
+}
+
+/* The sum of bf16 elements has the bits of the sum of their values in fp32. */
+static void check_squares_bf16(void **state)
+{
+    const struct zr_host_kernels *k = *state;
+    FOR_EACH(int64_t, n, check_sizes)
+    FOR_EACH(int64_t, shift, check_shifts)
+    {
+        struct guarded g = guarded_open(2 * *n, 2 * *shift);
+        float *wide = malloc((size_t)(4 * *n) + 1);
+        struct zr_exact_sum got, want;
+        zr_exact_reset(&got);
+        zr_exact_reset(&want);
+        for (int64_t i = 0; i < *n; i++) {
+            ((uint16_t *)g.p)[i] = bf16_from_float(check_value(&rng));
+            wide[i] = bf16_to_float(((uint16_t *)g.p)[i]);
+        }
+        k->sum_squares(&got, g.p, ZERO_BF16, *n);
+        k->sum_squares(&want, wide, ZERO_F32, *n);
+        zr_exact_carry(&got);
+        zr_exact_carry(&want);
+        assert_memory_equal(got.limb, want.limb, sizeof got.limb);
+        guarded_close(&g);
+        free(wide);
     }
 }
 
@@ -150,13 +176,13 @@ static void check_squares_pieces(void **state)
     zr_exact_reset(&whole);
     for (int i = 0; i < N; i++)
         x[i] = check_value(&rng);
-    k->sum_squares(&whole, x, N);
+    k->sum_squares(&whole, x, ZERO_F32, N);
     for (int i = 0; i < 3; i++)
         zr_exact_reset(&pieces[i]);
     for (int64_t at = 0, step; at < N; at += step) {
         step = 32 * (1 + random_below(&rng, 9));
         step = step < N - at ? step : N - at;
-        k->sum_squares(&pieces[random_below(&rng, 3)], x + at, step);
+        k->sum_squares(&pieces[random_below(&rng, 3)], x + at, ZERO_F32, step);
     }
     exact_merge(&pieces[2], &pieces[0]);
     exact_merge(&pieces[2], &pieces[1]);
@@ -176,7 +202,7 @@ static void check_squares_carry(void **state)
     zr_exact_reset(&whole);
     for (int i = 0; i < N; i++)
         x[i] = check_value(&rng);
-    zr_host_kernels(ZR_ISA_PORTABLE)->sum_squares(&whole, x, N);
+    zr_host_kernels(ZR_ISA_PORTABLE)->sum_squares(&whole, x, ZERO_F32, N);
     FOR_EACH(uint32_t, n, added)
     {
         struct zr_exact_sum acc, want;
@@ -186,7 +212,7 @@ static void check_squares_carry(void **state)
         want = acc;
         exact_merge(&want, &whole);
         acc.n_added = *n;
-        k->sum_squares(&acc, x, N);
+        k->sum_squares(&acc, x, ZERO_F32, N);
         assert_true(acc.n_added < ZR_EXACT_MAX_ADDED);
         zr_exact_carry(&acc);
         assert_memory_equal(acc.limb, want.limb, sizeof acc.limb);
@@ -205,11 +231,11 @@ static void check_squares_nonfinite(void **state)
             zr_exact_reset(&acc);
             for (int i = 0; i < 100; i++)
                 x[i] = 3.4e38f;
-            k->sum_squares(&acc, x, 100);
+            k->sum_squares(&acc, x, ZERO_F32, 100);
             assert_int_equal(acc.nonfinite, 0);
             assert_true(isfinite(zr_exact_value(&acc)));
             x[at] = kind == 0 ? NAN : kind == 1 ? INFINITY : -INFINITY;
-            k->sum_squares(&acc, x, 100);
+            k->sum_squares(&acc, x, ZERO_F32, 100);
             assert_int_equal(acc.nonfinite, 1);
             assert_true(isnan(zr_exact_value(&acc)));
         }
@@ -237,7 +263,7 @@ static void run_tree(void *arg)
 static void run_squares(void *arg)
 {
     struct timed *a = arg;
-    a->k->sum_squares(&a->acc, a->dst, a->n);
+    a->k->sum_squares(&a->acc, a->dst, ZERO_F32, a->n);
 }
 
 static void time_sums(const struct zr_host_kernels *k)
@@ -278,10 +304,13 @@ static void time_sums(const struct zr_host_kernels *k)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_tree),          cmocka_unit_test(check_tree_in_place),
-        cmocka_unit_test(check_squares),       cmocka_unit_test(check_squares_pieces),
-        cmocka_unit_test(check_squares_carry), cmocka_unit_test(check_squares_nonfinite)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(check_tree),
+                                       cmocka_unit_test(check_tree_in_place),
+                                       cmocka_unit_test(check_squares),
+                                       cmocka_unit_test(check_squares_bf16),
+                                       cmocka_unit_test(check_squares_pieces),
+                                       cmocka_unit_test(check_squares_carry),
+                                       cmocka_unit_test(check_squares_nonfinite)};
     rng = random_open();
     return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_sums);
 }

@@ -11,6 +11,7 @@ enum { OUT_NONE, OUT_MASTER, OUT_F32, OUT_BF16, OUT_COUNT };
 static struct zr_update make_update(const struct variant *v)
 {
     struct zr_update u = {.kind = v->kind,
+                          .grad_dtype = ZERO_F32,
                           .lr = 1e-3f,
                           .beta1 = v->beta1,
                           .beta2 = 0.99f,
@@ -141,6 +142,7 @@ static void check_bias_corrections(void **state)
         for (int which = 0; which < 2; which++)
             (which ? portable : k)
                 ->update(&(struct zr_update){.kind = ZERO_ADAM,
+                                             .grad_dtype = ZERO_F32,
                                              .lr = 1,
                                              .beta1 = 0.9f,
                                              .beta2 = 0.99f,

@@ -97,7 +97,7 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     assert_int_equal(ops->copy(s, y, host[1], sizeof got), 0);
     assert_int_equal(ops->copy(s, scalars, &step, sizeof step), 0);
     assert_int_equal(ops->zero(s, acc, sizeof *acc), 0);
-    assert_int_equal(ops->sum_squares(s, acc, x, N, NULL), 0);
+    assert_int_equal(ops->sum_squares(s, acc, x, ZERO_F32, N, NULL), 0);
     assert_int_equal(ops->add(s, x, y, ZERO_F32, N), 0);
     assert_int_equal(ops->scale(s, x, N, scalars), 0);
     assert_int_equal(ops->cast(s, h, ZERO_BF16, x, ZERO_F32, N), 0);
@@ -106,7 +106,7 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     assert_int_equal(ops->copy(s, &sum, acc, sizeof sum), 0);
     assert_int_equal(ops->stream_sync(s), 0);
     zr_exact_reset(&want_sum);
-    k->sum_squares(&want_sum, host[0], N);
+    k->sum_squares(&want_sum, host[0], ZERO_F32, N);
     assert_true(zr_exact_value(&sum) == zr_exact_value(&want_sum));
     memcpy(want, host[0], sizeof want);
     k->add(want, host[1], N);
@@ -118,6 +118,7 @@ static void run_kernels(struct zr_device *dev, struct zr_stream *s)
     /* skip leaves everything unchanged. It is read when the work runs, not when it is queued. */
     for (uint32_t skip = 0; skip < 2; skip++) {
         struct zr_update u = {.kind = ZERO_ADAMW,
+                              .grad_dtype = ZERO_F32,
                               .param_dtype = ZERO_BF16,
                               .lr = 0.1f,
                               .beta1 = 0.9f,
@@ -186,11 +187,15 @@ static void test_largest_block(void **state)
     struct zr_device *dev = *state;
     const struct zr_device_ops *ops = dev->ops;
     struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
-    float *x = device_memory(dev, LENGTH * sizeof *x), host[LENGTH];
+    char *x = device_memory(dev, LENGTH * sizeof(float));
+    float host[LENGTH];
+    uint16_t half[LENGTH];
     struct zr_own_squares *own = device_memory(dev, sizeof *own), got;
     struct zr_exact_sum want;
     for (int round = 0; round < 60; round++) {
         static const float large[] = {1e15f, 0, 3e25f, NAN, INFINITY, -3e38f};
+        const enum zero_dtype dtype = round % 2 ? ZERO_BF16 : ZERO_F32;
+        const int size = (int)zr_dtype_bytes(dtype);
         int at[2], first = ZR_NORM_BLOCK * (int)random_below(&suite_rng, BLOCKS);
         float value[2];
         for (int i = 0; i < LENGTH; i++)
@@ -200,29 +205,34 @@ static void test_largest_block(void **state)
             value[k] = large[random_below(&suite_rng, 6)];
             host[at[k]] = value[k];
         }
+        for (int i = 0; i < LENGTH; i++) {
+            half[i] = bf16_from_float(host[i]);
+            host[i] = dtype == ZERO_BF16 ? bf16_to_float(half[i]) : host[i];
+        }
         uint64_t word = 0;
         for (int b = 0; b < BLOCKS; b++) {
             double squares = 0;
             for (int i = b * ZR_NORM_BLOCK; i < LENGTH && i < (b + 1) * ZR_NORM_BLOCK; i++)
                 squares += (double)host[i] * host[i];
-            uint64_t of = zr_largest_of(squares, 1000 + b * ZR_NORM_BLOCK);
+            uint64_t of = zr_largest_of(squares, 1000 + size / 2 * b * ZR_NORM_BLOCK);
             if (!(squares < 1e26) && of > word)
                 word = of;
         }
-        assert_int_equal(ops->copy(s, x, host, sizeof host), 0);
+        assert_int_equal(ops->copy(s, x, dtype == ZERO_F32 ? (void *)host : half, LENGTH * size), 0);
         assert_int_equal(ops->zero(s, own, sizeof *own), 0);
-        const struct zr_largest a = {&own->largest, 1000, 1e26}, b = {&own->largest, 1000 + first, 1e26};
-        assert_int_equal(ops->sum_squares(s, &own->sum, x, first, &a), 0);
-        assert_int_equal(ops->sum_squares(s, &own->sum, x + first, LENGTH - first, &b), 0);
+        const struct zr_largest a = {&own->largest, 1000, 1e26},
+                                b = {&own->largest, 1000 + size / 2 * first, 1e26};
+        assert_int_equal(ops->sum_squares(s, &own->sum, x, dtype, first, &a), 0);
+        assert_int_equal(ops->sum_squares(s, &own->sum, x + first * size, dtype, LENGTH - first, &b), 0);
         assert_int_equal(ops->copy(s, &got, own, sizeof got), 0);
         assert_int_equal(ops->stream_sync(s), 0);
         assert_true(got.largest == word);
         zr_exact_reset(&want);
-        zr_host_kernels(ZR_ISA_PORTABLE)->sum_squares(&want, host, LENGTH);
+        zr_host_kernels(ZR_ISA_PORTABLE)->sum_squares(&want, host, ZERO_F32, LENGTH);
         double sum = zr_exact_value(&got.sum), wanted = zr_exact_value(&want);
         assert_true(sum == wanted || (isnan(sum) && isnan(wanted)));
     }
-    ops->free(dev, x, LENGTH * sizeof *x);
+    ops->free(dev, x, LENGTH * sizeof(float));
     ops->free(dev, own, sizeof *own);
     ops->stream_close(s);
 }
@@ -431,8 +441,8 @@ static void test_sum_ranges(void **state)
 
 enum { UPDATED = 6000 };
 
-/* Spans of any length and alignment, with and without weights of another dtype, give the portable kernel's
- * result. */
+/* Spans of any length and alignment, with and without weights of another dtype, and without masters, give the
+ * portable kernel's result. */
 static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
 {
     const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
@@ -449,10 +459,13 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
     }
     for (int round = 0; round < 24; round++) {
         struct zr_update_span span[ZR_MAX_SPANS];
+        const bool coded = round % 3 == 2, half = coded || round % 2, param = coded || round % 4;
         int n = 0, most = (int)(random_bits(&suite_rng) % (ZR_MAX_SPANS + 1)),
             off = (int)(random_bits(&suite_rng) % 8) % 4;
         struct zr_update u = {.kind = 1 + (int)(random_bits(&suite_rng) % (ZR_OPTIMIZER_COUNT - 1)),
-                              .param_dtype = round % 2 ? ZERO_BF16 : ZERO_F32,
+                              .grad_dtype = ZERO_F32,
+                              .param_dtype = half ? ZERO_BF16 : ZERO_F32,
+                              .masters = coded ? ZERO_MASTERS_NONE : ZERO_MASTERS_F32,
                               .lr = NAN,
                               .beta1 = 0.9f,
                               .beta2 = 0.99f,
@@ -461,8 +474,8 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
                               .c1 = 0.1f,
                               .c2 = 0.01f,
                               .t = 1 + round % 3,
-                              .master = there[MASTER] + off,
-                              .param = round % 4 ? (char *)there[PARAM] + off * (round % 2 ? 2 : 4) : NULL,
+                              .master = coded ? NULL : there[MASTER] + off,
+                              .param = param ? (char *)there[PARAM] + off * (half ? 2 : 4) : NULL,
                               .grad = there[GRAD] + off,
                               .state = {there[FIRST] + off, there[SECOND] + off},
                               .scalars = scalars};
@@ -471,6 +484,8 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
                 want[j][i] = j == FIRST || j == SECOND
                                  ? fabsf(random_normal(&suite_rng)) /* avoids roots of negative numbers */
                                  : random_normal(&suite_rng);
+            for (int i = 0; coded && j == PARAM && i < 2 * UPDATED; i++)
+                ((uint16_t *)want[j])[i] = bf16_from_float(random_normal(&suite_rng));
             assert_int_equal(ops->copy(s, there[j], want[j], bytes), 0);
         }
         assert_int_equal(ops->stream_sync(s), 0);
@@ -481,15 +496,18 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
             if (off + first + length > UPDATED)
                 break;
             span[n] = (struct zr_update_span){first, length, 0.01f * (float)(n + 1), 0.1f * (float)(n % 3)};
+            span[n].rounding.first = (int64_t)(random_bits(&suite_rng) >> 20);
+            zr_rounding_key(span[n].rounding.key, 1, (uint64_t)round, (uint64_t)n);
             u.n = first + length;
             struct zr_update one = u;
             one.n = length;
             one.lr = span[n].lr;
             one.decay = span[n].decay;
-            one.master = want[MASTER] + off + first;
-            one.param = !u.param    ? NULL
-                        : round % 2 ? (void *)((uint16_t *)want[PARAM] + off + first)
-                                    : (void *)(want[PARAM] + off + first);
+            one.rounding = span[n].rounding;
+            one.master = coded ? NULL : want[MASTER] + off + first;
+            one.param = !u.param ? NULL
+                        : half   ? (void *)((uint16_t *)want[PARAM] + off + first)
+                                 : (void *)(want[PARAM] + off + first);
             one.grad = want[GRAD] + off + first;
             one.state[0] = want[FIRST] + off + first;
             one.state[1] = want[SECOND] + off + first;
@@ -519,8 +537,13 @@ static void test_update_spans(void **state)
     struct zr_stream *s = suite_stream(dev, ZR_STREAM_QUEUE);
     run_update_spans(dev, s);
     float *p = device_memory(dev, 4096);
-    const struct zr_update u = {
-        .kind = ZERO_SGD, .n = 100, .master = p, .grad = p + 100, .state = {p + 200}, .scalars = (void *)p};
+    const struct zr_update u = {.kind = ZERO_SGD,
+                                .grad_dtype = ZERO_F32,
+                                .n = 100,
+                                .master = p,
+                                .grad = p + 100,
+                                .state = {p + 200},
+                                .scalars = (void *)p};
     const struct zr_update_span spans[] = {{0, 11, 1, 0}, {10, 5, 1, 0}, {90, 11, 1, 0}, {-1, 1, 1, 0}};
     const struct {
         const char *text;

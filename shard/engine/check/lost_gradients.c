@@ -94,7 +94,8 @@ static int add_squares(struct zr_observer *o, const struct zr_flat *f, const str
     const int64_t size = sizeof(float), bytes = p->n * zr_dtype_bytes(f->dtype),
                   skipped = (int64_t)(-(uintptr_t)at % sizeof(float)), n = (bytes - skipped) / size;
     self(o)->due = true;
-    return n > 0 ? e->dev->ops->sum_squares(e->compute, device_sum(e), (const float *)(at + skipped), n, NULL)
+    return n > 0 ? e->dev->ops->sum_squares(e->compute, device_sum(e), (const float *)(at + skipped),
+                                            ZERO_F32, n, NULL)
                  : 0;
 }
 

@@ -150,7 +150,8 @@ static void test_refused(void **state)
     float *x = (float *)t.x;
     const void *src[] = {t.x + 1024};
     const struct zr_sum_range sums[] = {{x, 0, 16, false}};
-    const struct zr_update u = {.kind = ZERO_SGD, .param_dtype = none, .n = 16, .master = x, .param = x};
+    const struct zr_update u = {
+        .kind = ZERO_SGD, .grad_dtype = ZERO_F32, .param_dtype = none, .n = 16, .master = x, .param = x};
     assert_int_equal(d->cast(t.a, x, ZERO_F32, src[0], none, 16), ZERO_ERR_ARG);
     assert_int_equal(d->cast(t.a, x, ZERO_F32, src[0], ZERO_F16, 16), ZERO_ERR_NOTSUP);
     assert_int_equal(d->cast(t.a, x, ZERO_F32, src[0], ZERO_BF16, -1), ZERO_ERR_ARG);
@@ -174,6 +175,7 @@ static void test_spans(void **state)
         const struct zr_device_ops *d = t.dev->ops;
         static const struct zr_step_scalars scalars;
         const struct zr_update u = {.kind = ZERO_SGD,
+                                    .grad_dtype = ZERO_F32,
                                     .n = 48,
                                     .master = (float *)t.x,
                                     .grad = (float *)(t.x + 1024),

@@ -122,10 +122,10 @@ static void gpu_add(float *dst, const float *src, int64_t n)
     finish("add");
 }
 
-static void gpu_sum_squares(struct zr_exact_sum *acc, const float *x, int64_t n)
+static void gpu_sum_squares(struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype, int64_t n)
 {
-    const float *from = place(x, NULL, 4 * n);
-    must(dev->ops->sum_squares(s, place_out(acc, sizeof *acc), from, n, NULL));
+    const void *from = place(x, NULL, n * zr_dtype_bytes(dtype));
+    must(dev->ops->sum_squares(s, place_out(acc, sizeof *acc), from, dtype, n, NULL));
     finish("sum_squares");
 }
 
@@ -162,7 +162,7 @@ static void gpu_update(const struct zr_update *u)
         on_device.master = place_out(u->master, 4 * u->n);
     if (u->remainder)
         on_device.remainder = place_out(u->remainder, 2 * u->n);
-    on_device.grad = place(u->grad, NULL, 4 * u->n);
+    on_device.grad = place(u->grad, NULL, u->n * zr_dtype_bytes(u->grad_dtype));
     if (u->param)
         on_device.param = place_out(u->param, u->n * zr_dtype_bytes(u->param_dtype));
     for (int i = 0; i < 2; i++)

@@ -101,6 +101,7 @@ static void test_a_table_is_one_kernel(void **state)
     float *x = p;
     struct zr_update_span spans[ZR_MAX_SPANS];
     const struct zr_update u = {.kind = ZERO_ADAMW,
+                                .grad_dtype = ZERO_F32,
                                 .n = 1 << 16,
                                 .master = x,
                                 .grad = x + (1 << 16),

@@ -274,6 +274,7 @@ static void test_refused_operations(void **state)
     float x[4] = {1, 2, 3, 4};
     struct zr_step_scalars scalars = {.grad_scale = 1};
     struct zr_update u = {.kind = ZERO_SGD,
+                          .grad_dtype = ZERO_F32,
                           .param_dtype = ZERO_F16,
                           .n = 4,
                           .master = x,
@@ -304,7 +305,7 @@ static void test_refused_operations(void **state)
     assert_int_equal(dev->ops->put(s, x, x, ZR_PUT_BYTES + 8), ZERO_ERR_ARG);
     assert_int_equal(dev->ops->put(s, x, x, 4), ZERO_ERR_ARG);
     assert_int_equal(dev->ops->scale(s, x, -1, &scalars), ZERO_ERR_ARG);
-    assert_int_equal(dev->ops->sum_squares(s, NULL, x, -1, NULL), ZERO_ERR_ARG);
+    assert_int_equal(dev->ops->sum_squares(s, NULL, x, ZERO_F32, -1, NULL), ZERO_ERR_ARG);
     assert_non_null(strstr(zr_error_text(), "-1"));
     for (int i = 0; i < 4; i++)
         assert_true(x[i] == (float)(i + 1));

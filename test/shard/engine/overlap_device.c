@@ -190,9 +190,10 @@ static int agree_end(struct zr_stream *s, const struct zr_agree_end *e)
     return 0;
 }
 
-static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const float *x, int64_t n,
-                       const struct zr_largest *largest)
+static int sum_squares(struct zr_stream *s, struct zr_exact_sum *acc, const void *x, enum zero_dtype dtype,
+                       int64_t n, const struct zr_largest *largest)
 {
+    (void)dtype;
     (void)largest;
     (void)s;
     (void)acc;
