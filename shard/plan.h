@@ -178,9 +178,9 @@ struct zr_plan {
      * all elements, and then a scale for each block of ZR_Q8_BLOCK. -1: the flat does not have this state. */
     int64_t *state_at;
 
-    /* With ZERO_STATES_FILE masters and states are in a file of file_bytes, and the arrays above are empty. The
-     * elements that a rank keeps of a flat are in parts of part_elems, of which only the last may be shorter.
-     * part_bytes: of the largest part. */
+    /* With ZERO_STATES_FILE masters and states are in a file of file_bytes, and the arrays above are empty.
+     * The elements that a rank keeps of a flat are in parts of part_elems, of which only the last may be
+     * shorter. part_bytes: of the largest part. */
     int64_t file_bytes, part_elems, part_bytes;
     /* (n_flats) Offset of the flat's first part in the file. */
     int64_t *file_at;
@@ -245,8 +245,8 @@ int64_t zr_plan_state_bytes(const struct zr_flat *f, int64_t n);
 /* Returns the offset in a state's array of the flat's scales. It has them if its states are Q8. */
 int64_t zr_plan_scales_at(const struct zr_plan *p, const struct zr_flat *f, int state);
 
-/* Masters and states of elements [first, first + n) of a flat in the file of states: `bytes` bytes from `at` on.
- * Masters and each state begin at these offsets in the part. -1: there are none. */
+/* Masters and states of elements [first, first + n) of a flat in the file of states: `bytes` bytes from `at`
+ * on. Masters and each state begin at these offsets in the part. -1: there are none. */
 struct zr_state_part {
     const struct zr_flat *flat;
     int64_t first, n, at, bytes;
@@ -269,8 +269,8 @@ int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct 
 int64_t zr_plan_outer_sum_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 
-/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read, or ZR_SCALE(i)). f32 weights
- * are their own masters and are held once. */
+/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read, or ZR_SCALE(i)). f32
+ * weights are their own masters and are held once. */
 bool zr_plan_saves(const struct zr_flat *f, int kind);
 /* Returns the bytes of such a value as a rank keeps it. */
 int64_t zr_plan_saved_size(const struct zr_flat *f, int kind);

@@ -28,8 +28,8 @@ int zr_state_file_open_like(const struct zr_state_file *model, struct zr_state_f
 int zr_state_file_read(struct zr_state_file *f, void *buf, int64_t n, int64_t at);
 int zr_state_file_write(struct zr_state_file *f, const void *buf, int64_t n, int64_t at);
 /* Map the file for a save or a load, during which nothing else may use it. zr_state_file_unmap ends that, and
- * writes to the disk what was changed. It does nothing if the file is not mapped. A failing disk is SIGBUS for
- * who reads the map. */
+ * writes to the disk what was changed. It does nothing if the file is not mapped. A failing disk is SIGBUS
+ * for who reads the map. */
 int zr_state_file_map(struct zr_state_file *f);
 int zr_state_file_unmap(struct zr_state_file *f);
 /* Frees the space on the disk. Does nothing to a zeroed *f. */

@@ -461,12 +461,12 @@ int zr_parts_allocate(struct zr_engine *e);
 /* Finishes what is on the states stream. */
 void zr_parts_close(struct zr_engine *e);
 
-/* Return the address of element `first` in the part that is open, and of the scale of its block of 8-bit codes.
- * kind: ZR_VALUE_MASTER, a state, or ZR_SCALE of a state. */
+/* Return the address of element `first` in the part that is open, and of the scale of its block of 8-bit
+ * codes. kind: ZR_VALUE_MASTER, a state, or ZR_SCALE of a state. */
 char *zr_part_at(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first);
 uint16_t *zr_part_scales_at(const struct zr_engine *e, const struct zr_flat *f, int state, int64_t first);
-/* Whether that value of the flat is in the file. zr_part_place returns the offset of its element `first` there,
- * and cuts *n to the elements that follow it. */
+/* Whether that value of the flat is in the file. zr_part_place returns the offset of its element `first`
+ * there, and cuts *n to the elements that follow it. */
 bool zr_part_has(const struct zr_engine *e, const struct zr_flat *f, int kind);
 int64_t zr_part_place(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first,
                       int64_t *n);

@@ -82,7 +82,7 @@ uint16_t *zr_part_scales_at(const struct zr_engine *e, const struct zr_flat *f, 
 }
 
 /* Finds the part of the element. Returns false if the flat has nothing in the file. */
-static bool find_part(const struct zr_engine *e, const struct zr_flat *f, int64_t first,
+static bool part_with(const struct zr_engine *e, const struct zr_flat *f, int64_t first,
                       struct zr_state_part *part)
 {
     struct zr_span kept = zr_engine_kept(e, f);
@@ -97,7 +97,7 @@ bool zr_part_has(const struct zr_engine *e, const struct zr_flat *f, int kind)
 int64_t zr_part_place(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first, int64_t *n)
 {
     struct zr_state_part part = {0};
-    bool found = find_part(e, f, first, &part);
+    bool found = part_with(e, f, first, &part);
     ZR_ASSERT(found && zr_part_has(e, f, kind));
     (void)found;
     *n = zr_min(*n, part.first + part.n - first);
@@ -124,7 +124,7 @@ int zr_part_use(struct zr_engine *e, const struct zr_flat *f, int64_t first, boo
 {
     struct zr_parts *parts = e->i.parts;
     struct zr_state_part part;
-    if (!parts || !find_part(e, f, first, &part))
+    if (!parts || !part_with(e, f, first, &part))
         return 0;
     *n = zr_min(*n, part.first + part.n - first);
     if (!parts->at || parts->open.at != part.at) {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Kills a run that saves every step, with SIGKILL at random moments. It always continues from a committed
-step, and ends with the result of an uninterrupted run.
+step, and ends with the result of an uninterrupted run. One rank has its masters and states in a file.
 
     test_checkpoint_kill.py ZERO_BENCH ZERO_RUN
 
@@ -100,8 +100,11 @@ def main():
         data = os.path.join(root, "text")
         with open(data, "w", encoding="utf-8") as f:
             f.write("It was the best of times, it was the worst of times. " * 50)
-        for world, stage, more in ((2, 3, ["--save-async"]), (1, 2, [])):
+        states = os.path.join(root, "states")
+        os.mkdir(states)
+        for world, stage, more, variables in ((2, 3, ["--save-async"], {}), (1, 2, [], {"ZERO_STATES": "file"})):
             whole = finish(data, world, stage, STEPS)
+            os.environ.update(variables, ZERO_STATES_DIR=states)
             folder = os.path.join(root, f"run{world}")
             saving = ["--save", folder, "--save-every", "1", "--keep", "2", "--load", "latest", *more]
             last = k = went_on = 0
@@ -135,6 +138,8 @@ def main():
             if went_on <= n // 4:
                 fail(f"of {k} runs {went_on} went on from a checkpoint: nothing was tested", "")
             resumed += went_on
+            if os.listdir(states):
+                fail(f"files of states were left behind: {os.listdir(states)}", "")
     print(f"SEED={SEED}: {kills} kills, {resumed} runs went on from a checkpoint, {rounds} ended as without interruption")
 
 

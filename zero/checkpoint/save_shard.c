@@ -149,8 +149,8 @@ const struct zr_extent *zr_extent_find(const struct zr_extents *x, int32_t tenso
     return bsearch(&key, x->list, (size_t)x->n, sizeof key, by_tensor_kind_first);
 }
 
-/* Joins masters that are kept as 16 more bits with their weights, which are ranges too. In the file of states a
- * range may have fewer masters than the range of the weights. */
+/* Joins masters that are kept as 16 more bits with their weights, which are ranges too. In the file of states
+ * a range may have fewer masters than the range of the weights. */
 static void join_masters(const struct zr_tensor *tensors, const struct zr_extents *all)
 {
     const struct zr_extent *w = all->list;
