@@ -102,9 +102,10 @@ def main():
             f.write("It was the best of times, it was the worst of times. " * 50)
         states = os.path.join(root, "states")
         os.mkdir(states)
-        for world, stage, more, variables in ((2, 3, ["--save-async"], {}), (1, 2, [], {"ZERO_STATES": "file"})):
+        for world, stage, more, moments, where in ((2, 3, ["--save-async"], "q8", "device"), (1, 2, [], "f32", "file")):
+            os.environ.update(ZERO_MOMENTS=moments, ZERO_STATES="device", ZERO_STATES_DIR=states)
             whole = finish(data, world, stage, STEPS)
-            os.environ.update(variables, ZERO_STATES_DIR=states)
+            os.environ["ZERO_STATES"] = where
             folder = os.path.join(root, f"run{world}")
             saving = ["--save", folder, "--save-every", "1", "--keep", "2", "--load", "latest", *more]
             last = k = went_on = 0

@@ -37,8 +37,8 @@ struct zr_loading {
     /* Values are read directly to their places, and staged holds only buffers. */
     bool direct;
     struct zr_extents own;
-    /* The file of states that values are read to. It replaces the context's if the load succeeds. NULL: states
-     * are in memory. */
+    /* The file of states that values are read to. It replaces the context's if the load succeeds. NULL:
+     * states are in memory. */
     struct zr_state_file *states;
     /* Memory for values that are converted. */
     char *wide;
@@ -101,8 +101,8 @@ struct zr_load_room {
     /* Memory for fp32 values, which begins before `values` and ends with them. */
     float *wide;
 };
-/* Returns the room of a converted extent, and adds its bytes to *used, which counts the bytes of l->wide. Call
- * it for all converted extents in order. Before l->wide is allocated, it only counts. */
+/* Returns the room of a converted extent, and adds its bytes to *used, which counts the bytes of l->wide.
+ * Call it for all converted extents in order. Before l->wide is allocated, it only counts. */
 struct zr_load_room zr_loading_room(const struct zr_loading *l, const struct zr_extent *x,
                                     const struct zr_load_source *s, int64_t *used);
 /* Converts what was read. */
