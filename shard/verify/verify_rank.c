@@ -52,11 +52,12 @@ static int settle_remainders(void *arg, const struct zr_flat *f, const struct zr
 static int written(struct zr_verify_rank *r, int32_t tensor, int err)
 {
     struct written w = {r, tensor};
-    for (int32_t i = 0; !err && i < r->layout.n_flats; i++) {
-        const struct zr_flat *f = &r->layout.flats[i];
+    const struct zr_layout *l = r->engine.layout; /* with a mutant it has other flats than r->layout */
+    for (int32_t i = 0; !err && i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
         struct zr_span kept = zr_engine_kept(&r->engine, f);
         if (f->masters == ZERO_MASTERS_REMAINDER)
-            zr_flat_ranges(&r->layout, f, kept.first, kept.first + kept.n, settle_remainders, &w);
+            zr_flat_ranges(l, f, kept.first, kept.first + kept.n, settle_remainders, &w);
     }
     return err;
 }
