@@ -32,22 +32,14 @@ struct zr_step_scalars {
     uint32_t skip;
 };
 
-/* How masters are kept. REMAINDER: as the bf16 weight and 16 more bits. NONE: as the bf16 weight only, which
- * is rounded at random. */
-enum zr_masters { ZR_MASTERS_F32, ZR_MASTERS_REMAINDER, ZR_MASTERS_NONE };
-
-/* How the states of an optimizer are kept: as fp32, as bf16, or in 8 bits (state_codes.h). BF16 and Q8 are
- * rounded at random. */
-enum zr_moments { ZR_MOMENTS_F32, ZR_MOMENTS_BF16, ZR_MOMENTS_Q8 };
-
 /* One contiguous range of n elements of a tensor, for an element-wise optimizer (optimizers.h), which
  * computes in fp32. Each gradient is first multiplied by scalars->grad_scale. The kind's file defines the
  * rest. */
 struct zr_update {
     enum zero_optimizer kind;
     enum zero_dtype param_dtype;
-    enum zr_masters masters;
-    enum zr_moments moments;
+    enum zero_masters masters;
+    enum zero_moments moments;
     /* F32 or BF16 */
     enum zero_dtype grad_dtype;
     /* decay: weight decay, 0 for a tensor without. c1, c2: bias corrections, 1 if the kind has none. */

@@ -120,10 +120,10 @@ int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src,
 static int check_precision(const struct zr_update *u, int n_states)
 {
     const struct zr_rounding *r = &u->rounding;
-    const bool q8 = u->moments == ZR_MOMENTS_Q8 && n_states > 0;
-    if (u->masters != ZR_MASTERS_F32 && (!u->param || u->param_dtype != ZERO_BF16))
+    const bool q8 = u->moments == ZERO_MOMENTS_Q8 && n_states > 0;
+    if (u->masters != ZERO_MASTERS_F32 && (!u->param || u->param_dtype != ZERO_BF16))
         return zr_fail(ZERO_ERR_ARG, "update: without fp32 masters, param must be bf16");
-    if (u->masters == ZR_MASTERS_REMAINDER && !u->remainder)
+    if (u->masters == ZERO_MASTERS_REMAINDER && !u->remainder)
         return zr_fail(ZERO_ERR_ARG, "update: remainder is NULL, and masters need it");
     for (int i = 0; q8 && i < n_states; i++)
         if (!u->scale[i])
@@ -167,7 +167,7 @@ int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span
             err = zr_fail(ZERO_ERR_ARG,
                           "update: span %d has %lld elements from element %lld on, but there are %lld", i,
                           (long long)a->n, (long long)a->first, (long long)u->n);
-        if (!err && u->moments == ZR_MOMENTS_Q8 && a->first % ZR_Q8_BLOCK)
+        if (!err && u->moments == ZERO_MOMENTS_Q8 && a->first % ZR_Q8_BLOCK)
             err = zr_fail(ZERO_ERR_ARG, "update: span %d begins at element %lld: must be a multiple of %d", i,
                           (long long)a->first, ZR_Q8_BLOCK);
         for (int k = 0; k < i && !err; k++)
@@ -199,9 +199,9 @@ int zr_check_coded(const char *op, const struct zr_coded *c, int64_t n)
     return zr_check_count(op, "n", n);
 }
 
-int64_t zr_moments_bytes(enum zr_moments moments)
+int64_t zr_moments_bytes(enum zero_moments moments)
 {
-    return moments == ZR_MOMENTS_F32 ? 4 : moments == ZR_MOMENTS_BF16 ? 2 : 1;
+    return moments == ZERO_MOMENTS_F32 ? 4 : moments == ZERO_MOMENTS_BF16 ? 2 : 1;
 }
 
 void zr_update_advance(struct zr_update *u, int64_t by)

@@ -395,7 +395,9 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
                    t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, t->n_states,     t->group,
                    t->no_decay,  t->buffer};
     const int64_t cut[] = {t->cut_dim, t->cut_blocks, t->cut_size, -1};
-    const int64_t precision[] = {t->masters, t->moments, t->sum_dtype};
+    /* A remainder computes and saves what fp32 masters do. Ranks compare the choice itself. */
+    const bool no_masters = t->masters == ZERO_MASTERS_NONE;
+    const int64_t precision[] = {no_masters ? ZERO_MASTERS_NONE : ZERO_MASTERS_F32, t->moments, t->sum_dtype};
     const int64_t tie[] = {t->tie, t->tied_grad != NULL};
     if (!zr_granule_fits(t->granule)) /* otherwise it changes nothing */
         seed = XXH64(&t->granule, sizeof t->granule, seed);
@@ -405,7 +407,7 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
         seed = XXH64("partial", 7, seed);
     if (t->given_whole)
         seed = XXH64("given whole", 11, seed);
-    if (t->masters || t->moments || t->sum_dtype == ZERO_BF16)
+    if (no_masters || t->moments || t->sum_dtype == ZERO_BF16)
         seed = XXH64(precision, sizeof precision, seed);
     if (t->uses)
         seed = XXH64(&t->uses, sizeof t->uses, seed);

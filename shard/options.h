@@ -13,6 +13,10 @@
 #define ZR_MAX_STATES 4   /* most fp32 arrays, each the size of the weights, that an optimizer keeps */
 #define ZR_MAX_OPTIMS 256 /* most parameter groups */
 
+/* Kind of value in checkpoints: the scales of state i, which has 8-bit codes. One more than the last kind. */
+#define ZR_SCALE(i) (ZR_MAX_STATES + (i))
+#define ZR_N_KINDS  ZR_SCALE(ZR_MAX_STATES)
+
 /* A third value of is_end in struct zero_call: the zero_end also ends a backward action, and so a micro-batch
  * of its pipeline stage. Only orders in which the pipeline stages of a rank take turns have it. */
 enum { ZR_ENDS_ACTION = 2 };

@@ -147,12 +147,25 @@ bool zr_plan_saves(const struct zr_flat *f, int kind)
 {
     if (kind == -2)
         return !f->trainable || f->dtype != ZERO_F32;
-    return f->trainable && kind < f->n_states;
+    if (kind == -1)
+        return f->trainable && (f->dtype == ZERO_F32 || zr_plan_master_size(f));
+    return f->trainable && kind % ZR_MAX_STATES < f->n_states &&
+           (kind < ZR_SCALE(0) || f->moments == ZERO_MOMENTS_Q8);
 }
 
-int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind)
+int64_t zr_plan_saved_size(const struct zr_flat *f, int kind)
 {
-    return f->fine_elems * (kind == -2 ? zr_dtype_bytes(f->dtype) : (int64_t)sizeof(float));
+    if (kind == -1 && zr_plan_master_size(f))
+        return zr_plan_master_size(f);
+    if (kind < 0)
+        return zr_dtype_bytes(f->dtype);
+    return kind < ZR_SCALE(0) ? zr_plan_state_size(f) : (int64_t)sizeof(uint16_t);
+}
+
+int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind, int64_t elems)
+{
+    int64_t n = kind < ZR_SCALE(0) ? elems : elems / ZR_Q8_BLOCK;
+    return zr_round_up(n * zr_plan_saved_size(f, kind), (int64_t)sizeof(float));
 }
 
 /* ---- placing ---- */
@@ -292,7 +305,8 @@ static void count_states(struct zr_plan *p)
         p->n_states = (int32_t)zr_max(p->n_states, p->layout->flats[i].n_states);
 }
 
-/* Returns the bytes of a state of the elements that a rank keeps: 8-bit codes have their scales behind them. */
+/* Returns the bytes of a state of the elements that a rank keeps: 8-bit codes have their scales behind
+ * them. */
 static int64_t state_bytes(const struct zr_plan *p, const struct zr_flat *f)
 {
     const int64_t n = zr_plan_kept_elems(p, f), scales = f->moments == ZERO_MOMENTS_Q8 ? n / ZR_Q8_BLOCK : 0;
@@ -311,9 +325,9 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
                 s < f->n_states ? take(&p->state_bytes[s], state_bytes(p, f)) : -1;
     }
     for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
-        for (int kind = -2; kind < p->n_states; kind++)
+        for (int kind = -2; kind < ZR_N_KINDS; kind++)
             if (zr_plan_saves(&l->flats[i], kind) && !l->flats[i].copy)
-                p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind);
+                p->snapshot_bytes += zr_plan_snapshot_bytes(&l->flats[i], kind, l->flats[i].fine_elems);
     p->snapshot_buffers_at = p->snapshot_bytes;
     p->snapshot_bytes += opt->save_async ? l->buffer_bytes : 0;
     /* a snapshot is made by all pipeline stages, even by one that owns nothing */

@@ -244,11 +244,13 @@ int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct 
 int64_t zr_plan_outer_sum_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 
-/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read). f32 weights are their own
- * masters and are held once. */
+/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read, or ZR_SCALE(i)). f32 weights
+ * are their own masters and are held once. */
 bool zr_plan_saves(const struct zr_flat *f, int kind);
-/* Returns the bytes that a rank's snapshot reserves for the value. */
-int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind);
+/* Returns the bytes of such a value as a rank keeps it. */
+int64_t zr_plan_saved_size(const struct zr_flat *f, int kind);
+/* Returns the bytes that a snapshot reserves for the values of elems elements. */
+int64_t zr_plan_snapshot_bytes(const struct zr_flat *f, int kind, int64_t elems);
 
 /* Whether the flat takes part in gathers of its unit. A frozen flat of a resident unit does not, because it
  * never changes. */

@@ -407,7 +407,7 @@ static int refuse_unbuilt(const struct zr_options *o)
                  : 0;
 }
 
-/* Refuses 8-bit states of tensors whose blocks tensor parallelism would cut, because a block has one scale. */
+/* Refuses 8-bit states of tensors whose blocks tp would cut, because a block has one scale. */
 static int check_q8_cuts(const struct zr_options *o, const struct zr_tensor *t, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {

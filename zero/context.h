@@ -383,8 +383,6 @@ int64_t zr_loaded_checkpoint_bytes(const struct zr_loaded_checkpoint *l, int kin
 /* save.c. Ends a save that was begun, and returns its error. Collective while the context is healthy. After a
  * failure it only frees what this rank has of it. */
 int zr_save_end(struct zero_ctx *z);
-/* Refuses precisions of masters and moments that checkpoints cannot hold. call: the program's call. */
-int zr_check_precisions(const struct zero_ctx *z, const char *call);
 /* Called after a step. Rank 0 may commit once the step's records say that all files are written. */
 void zr_save_notice(struct zero_ctx *z);
 

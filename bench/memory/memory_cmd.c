@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory_cmd.c: zero-bench memory. It trains a few steps at every stage on N ranks, and compares planned,
- * allocated and resident memory. */
+/* memory_cmd.c: zero-bench memory. It trains a few steps at every stage on N ranks, or at one stage with
+ * every precision of optimizer state, and compares planned, allocated and resident memory. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/memory/fit.h"
@@ -49,7 +49,14 @@ static const struct option_row rows[] = {
     {"stages-per-rank", "N", "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",
      OPTION_INT(stages_per_rank, 1, PIPE_MAX_OWN)},
     MODEL_RECOMPUTE_ROW(model.),
-    {"steps", "N", "Steps at each stage (3)", OPTION_INT(steps, 1, 1000000)},
+    {"precisions", NULL,
+     "Instead of every stage, one stage with every precision of sums, masters and moments (--dtype bf16)",
+     OPTION_FLAG(precisions)},
+    {"stage", "0..3", "With --precisions: the stage (0)", OPTION_INT(stage, 0, 3)},
+    PRECISION_ROWS(states.),
+    STATES_ROW(states.),
+    STATES_DIR_ROW(states.),
+    {"steps", "N", "Steps of each run (3)", OPTION_INT(steps, 1, 1000000)},
     {"device", "host|cuda", "Where the model computes; cuda: a GPU for each rank (host)",
      OPTION_WORD(device, option_devices)},
     {"plain", NULL, "The program without libzero, too, in one process", OPTION_FLAG(plain)},
@@ -58,8 +65,8 @@ static const struct option_row rows[] = {
      "BYTES",
      OPTION_BY(read_fit), .min = 1},
     {"plot", "FILE", "Draw the table into FILE.svg or FILE.png, with gnuplot", OPTION_PLOT(plot)},
-    {"plot-loss", "FILE", "Draw the losses of all stages into FILE.svg or FILE.png", OPTION_PLOT(plot_loss)},
-    {"json", NULL, "A JSON line per stage", OPTION_FLAG(json)},
+    {"plot-loss", "FILE", "Draw the losses of all columns into FILE.svg or FILE.png", OPTION_PLOT(plot_loss)},
+    {"json", NULL, "A JSON line per column", OPTION_FLAG(json)},
     {0},
 };
 
@@ -91,7 +98,15 @@ static const char *what_is_wrong(const struct memory_options *o)
         return "--fit: reckons with memory of the host, so not with --device cuda";
     if (o->plot && o->device == ZERO_DEVICE_CUDA)
         return "--plot: draws memory of the host, so not with --device cuda";
-    return pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
+    if (o->stage >= 0 && !o->precisions)
+        return "--stage: is of --precisions; without it every stage is run";
+    if (o->precisions && o->dtype != ZERO_BF16)
+        return "--precisions: is of bf16 models (--dtype bf16)";
+    if (o->precisions && (o->dp_shard || o->states.grad_sum || o->states.masters || o->states.moments))
+        return "--precisions: goes through --grad-sum, --masters and --moments, at one stage without "
+               "--dp-shard";
+    const char *fault = states_fault(&o->states, o->dtype);
+    return fault ? fault : pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
 }
 
 static error_t check_numbers(struct argp_state *state, const struct memory_options *o)
@@ -131,16 +146,33 @@ static error_t finish(struct argp_state *state, void *options)
 
 static const struct option_table table = {
     .rows = rows,
-    .doc = "Trains a few steps at every stage, and with groups as hybrids too, and compares the memory that "
-           "was planned, allocated and "
-           "really resident; with parts of layers and pipeline stages, of the fullest rank.",
+    .doc =
+        "Trains a few steps at every stage, and with groups as hybrids too, and compares the memory that "
+        "was planned, allocated and "
+        "really resident; with parts of layers and pipeline stages, of the fullest rank. With --precisions "
+        "the columns are precisions of optimizer state: all but the first have gradient sums in bf16, and "
+        "all from the third on keep 16 bits of masters, but for the last, which has no masters.",
     .read_word = option_refuse_word,
     .finish = finish,
     OPTIONS_WITH_MODEL(struct memory_options, model),
 };
 
-/* What was measured: columns 0 to n - 1 of the table (bench/report/stage_table.h), and the program without
- * libzero. */
+/* The columns of --precisions, from the most bytes per parameter to the fewest. */
+static const struct precision {
+    const char *name;
+    int grad_sum, masters, moments;
+} precisions[] = {
+    {"f32", 0, ZERO_MASTERS_F32, ZERO_MOMENTS_F32},
+    {"bf16 sums", ZERO_BF16, ZERO_MASTERS_F32, ZERO_MOMENTS_F32},
+    {"remainder", ZERO_BF16, ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_F32},
+    {"+ bf16", ZERO_BF16, ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_BF16},
+    {"+ q8", ZERO_BF16, ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_Q8},
+    {"no masters", ZERO_BF16, ZERO_MASTERS_NONE, ZERO_MOMENTS_BF16},
+};
+enum { N_PRECISIONS = sizeof precisions / sizeof *precisions };
+_Static_assert(N_PRECISIONS <= N_COLUMNS, "tables have room for so many columns");
+
+/* What was measured: columns 0 to n - 1 of the table, and the program without libzero. */
 struct measured {
     struct memory_column columns[N_COLUMNS], plain;
     int n;
@@ -174,19 +206,20 @@ static void add_parallelism(const struct memory_options *o, const struct memory_
     json_object_set_new(line, "pp_ranks", ranks);
 }
 
-static void print_json(const struct memory_options *o, const struct memory_column *m, int column)
+static void print_json(const struct memory_options *o, const struct memory_column *m)
 {
-    bool plain = column == MEMORY_PLAIN;
+    bool plain = m->plain;
     json_t *line = json_pack(
         "{s:o, s:s, s:I, s:I, s:o, s:o, s:I, s:s, s:o}", "stage",
-        plain ? json_null() : json_integer(stage_of_column(column)), "model", o->model.name, "n_params",
+        plain ? json_null() : json_integer(m->stage), "model", o->model.name, "n_params",
         (json_int_t)model_n_params(&o->model.config), "ranks", plain ? (json_int_t)1 : (json_int_t)o->ranks,
         "planned_bytes", report_bytes_json(&m->fullest.planned), "bytes",
         report_bytes_json(&m->fullest.allocated), "peak_rss_bytes", (json_int_t)m->fullest.peak_rss_bytes,
         "state_sha256", m->state_sha256, "losses", losses_json(m, o->steps));
-    if (!plain && hybrid_of_column(column)) {
-        json_object_set_new(line, "hybrid",
-                            json_string(option_word_of(option_hybrids, hybrid_of_column(column))));
+    if (!plain)
+        states_add_json(&m->states, line);
+    if (m->hybrid) {
+        json_object_set_new(line, "hybrid", json_string(option_word_of(option_hybrids, m->hybrid)));
         json_object_set_new(line, "dp_shard", json_integer(o->dp_shard));
     }
     if (o->device == ZERO_DEVICE_CUDA)
@@ -196,12 +229,13 @@ static void print_json(const struct memory_options *o, const struct memory_colum
     report_line(line);
 }
 
-/* Prints the share of the host's memory that stage 3 saves, over all ranks. */
+/* Prints the share of the host's memory that stage 3, or the last precision, saves, over all ranks. */
 static void print_saved(const struct memory_options *o, const struct measured *m)
 {
-    int64_t least = m->columns[3].resident_of_all, most = m->columns[0].resident_of_all;
-    printf("\nAll %lld ranks together, measured (Pss): stage 3 holds %s; stage 0 %s, so %.0f%% are saved",
-           (long long)o->ranks, report_bytes(least).text, report_bytes(most).text,
+    const struct memory_column *last = &m->columns[o->precisions ? m->n - 1 : 3], *first = &m->columns[0];
+    int64_t least = last->resident_of_all, most = first->resident_of_all;
+    printf("\nAll %lld ranks together, measured (Pss): %s holds %s; %s %s, so %.0f%% are saved",
+           (long long)o->ranks, last->name, report_bytes(least).text, first->name, report_bytes(most).text,
            100 * (1 - (double)least / (double)most));
     if (m->has_plain) {
         int64_t copies = m->plain.resident_of_all * o->ranks;
@@ -230,6 +264,26 @@ static void print_head(const struct memory_options *o)
                (long long)(o->pp * o->stages_per_rank), (long long)o->stages_per_rank,
                option_word_of(pipe_schedules, o->schedule), (long long)o->accum);
     printf(has_axes(o) ? "\n\n" : "\n");
+    char text[STATES_TEXT];
+    if (o->precisions)
+        printf("stage %lld with AdamW; all but f32 with bf16 sums, + bf16 and + q8 are moments beside "
+               "remainder, no masters with bf16 moments\n",
+               (long long)o->stage);
+    else if (*states_text(&o->states, text))
+        printf("%s\n", text);
+}
+
+/* Prints the bytes of a parameter, without slots and messages, if each rank has all of the model. */
+static void print_ratios(const struct measured *m, int64_t n_params)
+{
+    double ratio[N_COLUMNS];
+    for (int c = 0; c < m->n; c++) {
+        const struct zero_bytes *b = &m->columns[c].fullest.planned;
+        ratio[c] = (double)(b->param_shards + b->grad_shards + b->grad_slots + b->grad_sums + b->master +
+                            b->moments) /
+                   (double)n_params;
+    }
+    stage_table_ratios("bytes per parameter", ratio, m->n);
 }
 
 /* Prints each rank of the pipeline, in each column. */
@@ -263,11 +317,16 @@ static void print_table(const struct memory_options *o, const struct measured *m
         gpu[c] = m->columns[c].peak_device_bytes;
     }
     print_head(o);
-    stage_table_head("memory per rank", m->n);
+    char names[N_COLUMNS][STAGE_TABLE_NAME];
+    for (int c = 0; c < m->n; c++)
+        memcpy(names[c], m->columns[c].name, sizeof names[c]);
+    stage_table_titles("memory per rank", names, m->n);
     if (o->pp > 1)
         stage_table_counts("fullest rank of pp", fullest_rank, m->n);
     stage_table_memory(planned, "planned", m->n);
     stage_table_bytes("allocated", allocated, m->n);
+    if (o->precisions && !has_axes(o))
+        print_ratios(m, model_n_params(&o->model.config));
     if (has_axes(o))
         stage_table_bytes("activations besides", activations, m->n);
     stage_table_bytes("peak resident", resident, m->n);
@@ -286,6 +345,29 @@ static void print_table(const struct memory_options *o, const struct measured *m
            o->device == ZERO_DEVICE_CUDA ? " It is memory of the host." : "");
 }
 
+/* Says what each column is to run. */
+static void choose_columns(const struct memory_options *o, struct measured *m)
+{
+    m->n = o->precisions ? N_PRECISIONS : o->dp_shard ? N_COLUMNS : N_STAGES;
+    m->has_plain = o->plain;
+    m->plain = (struct memory_column){.name = "the plain program", .plain = true};
+    for (int c = 0; c < m->n; c++) {
+        struct memory_column *column = &m->columns[c];
+        column->states = o->states;
+        if (o->precisions) {
+            snprintf(column->name, sizeof column->name, "%s", precisions[c].name);
+            column->stage = (int)o->stage;
+            column->states.grad_sum = precisions[c].grad_sum;
+            column->states.masters = precisions[c].masters;
+            column->states.moments = precisions[c].moments;
+        } else {
+            column_name(c, column->name);
+            column->stage = stage_of_column(c);
+            column->hybrid = hybrid_of_column(c);
+        }
+    }
+}
+
 /* Runs zero-bench train once for each column, and then the plain program, which the table does not show as a
  * column. */
 static int measure(const struct memory_options *o, struct measured *m)
@@ -293,14 +375,14 @@ static int measure(const struct memory_options *o, struct measured *m)
     struct memory_runs runs = {.o = o, .progress = progress_on(stderr), .n_runs = m->n + m->has_plain};
     int status = 0;
     for (int c = 0; !status && c < m->n; c++) {
-        status = memory_run(&runs, c, &m->columns[c]);
+        status = memory_run(&runs, &m->columns[c]);
         if (!status && o->json)
-            print_json(o, &m->columns[c], c);
+            print_json(o, &m->columns[c]);
     }
     if (!status && m->has_plain) {
-        status = memory_run(&runs, MEMORY_PLAIN, &m->plain);
+        status = memory_run(&runs, &m->plain);
         if (!status && o->json)
-            print_json(o, &m->plain, MEMORY_PLAIN);
+            print_json(o, &m->plain);
     }
     return status;
 }
@@ -310,12 +392,11 @@ static int draw_losses(const struct memory_options *o, const struct measured *m)
     struct loss_curve curves[N_COLUMNS];
     char title[160];
     for (int c = 0; c < m->n; c++) {
-        char text[STAGE_TABLE_NAME];
         curves[c] = (struct loss_curve){.loss = m->columns[c].loss, .n = o->steps, .first = 1};
-        snprintf(curves[c].name, sizeof curves[c].name, "%s", column_name(c, text));
+        snprintf(curves[c].name, sizeof curves[c].name, "%s", m->columns[c].name);
     }
-    snprintf(title, sizeof title, "%s on %lld ranks, every stage on top of the others", o->model.name,
-             (long long)o->ranks);
+    snprintf(title, sizeof title, "%s on %lld ranks, every %s on top of the others", o->model.name,
+             (long long)o->ranks, o->precisions ? "precision" : "stage");
     return loss_plot(o->plot_loss, title, prefix, curves, m->n);
 }
 
@@ -345,6 +426,7 @@ int memory_command(const char *name, int argc, char **argv)
                                .batch = 4,
                                .pp = 1,
                                .stages_per_rank = 1,
+                               .stage = -1,
                                .dtype = ZERO_F32,
                                .device = ZERO_DEVICE_HOST,
                                .schedule = -1,
@@ -356,7 +438,9 @@ int memory_command(const char *name, int argc, char **argv)
     }
     if (status)
         return status;
-    struct measured m = {.n = o.dp_shard ? N_COLUMNS : N_STAGES, .has_plain = o.plain};
+    o.stage = o.stage < 0 ? 0 : o.stage;
+    struct measured m = {0};
+    choose_columns(&o, &m);
     status = measure(&o, &m);
     if (!status && !o.json)
         print_table(&o, &m);

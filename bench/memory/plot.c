@@ -5,7 +5,6 @@
 #include "bench/memory/plot.h"
 #include "bench/report/plot.h"
 #include "bench/report/report.h"
-#include "bench/report/stage_table.h"
 
 static const char prefix[] = "zero-bench memory";
 
@@ -118,10 +117,8 @@ int memory_plot(const char *path, const char *title, const struct memory_column 
     struct bars bars = {.unit = 1e6, .unit_name = "MB"};
     if (plain)
         add_bar(&bars, "not wrapped", plain);
-    for (int c = 0; c < n; c++) {
-        char name[STAGE_TABLE_NAME];
-        add_bar(&bars, column_name(c, name), &columns[c]);
-    }
+    for (int c = 0; c < n; c++)
+        add_bar(&bars, columns[c].name, &columns[c]);
     if (plot_open(&gnuplot, path, prefix))
         return 1;
     FILE *f = gnuplot.pipe;

@@ -6,8 +6,8 @@
 #include "bench/memory/run.h"
 
 /* Draws a bar of resident memory for each of n columns into path, divided into the library's categories and
- * the rest. n is N_STAGES, or N_COLUMNS with the hybrids (bench/report/stage_table.h). The first bar is that
- * of the plain program, unless plain is NULL. Returns 0, or 1 after one line on stderr. */
+ * the rest. n is at most N_COLUMNS (bench/report/stage_table.h). The first bar is that of the plain program,
+ * unless plain is NULL. Returns 0, or 1 after one line on stderr. */
 int memory_plot(const char *path, const char *title, const struct memory_column *columns, int n,
                 const struct memory_column *plain);
 

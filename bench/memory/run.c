@@ -2,7 +2,6 @@
 /* run.c: runs zero-bench train under zero-run, and reads its JSON lines. */
 #include "bench/memory/run.h"
 #include "bench/child.h"
-#include "bench/report/stage_table.h"
 #include "bench/schedule/pipeline_stages.h"
 
 #include <jansson.h>
@@ -30,7 +29,7 @@ static void find_zero_run(const char *self, char out[PATH_MAX + 32])
 }
 
 /* A command line, built word by word. */
-enum { MAX_WORDS = 36 };
+enum { MAX_WORDS = 42 };
 struct command {
     char text[MAX_WORDS][48];
     char *argv[MAX_WORDS + 1];
@@ -57,12 +56,6 @@ static void add_number(struct command *c, const char *name, int64_t n)
 static void add_path(struct command *c, char *path)
 {
     c->argv[c->n++] = path;
-}
-
-/* A column's name in messages. */
-static const char *name_of(int column, char text[STAGE_TABLE_NAME])
-{
-    return column == MEMORY_PLAIN ? "the plain program" : column_name(column, text);
 }
 
 static int read_bytes(const json_t *rank, const char *key, struct zero_bytes *out)
@@ -112,8 +105,7 @@ static int read_summary(const json_t *line, int64_t ranks, struct memory_column 
 }
 
 /* Reads the line of one step: keeps its loss, and shows the progress. */
-static void read_step(struct memory_runs *runs, const json_t *line, const char *what,
-                      struct memory_column *out)
+static void read_step(struct memory_runs *runs, const json_t *line, struct memory_column *out)
 {
     int64_t step = json_integer_value(json_object_get(line, "step"));
     const json_t *loss = json_object_get(line, "loss");
@@ -122,13 +114,12 @@ static void read_step(struct memory_runs *runs, const json_t *line, const char *
     out->loss[step - 1] = json_is_number(loss) ? json_number_value(loss) : NAN;
     /* the last part of the bar is for the summary */
     double in_run = (double)step / (double)(runs->o->steps + 1);
-    progress_show(&runs->progress, (runs->n_done + in_run) / runs->n_runs, "%s: step %lld of %lld", what,
+    progress_show(&runs->progress, (runs->n_done + in_run) / runs->n_runs, "%s: step %lld of %lld", out->name,
                   (long long)step, (long long)runs->o->steps);
 }
 
 /* Reads all lines of a run. Returns 0 if there was a summary. */
-static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, const char *what,
-                      struct memory_column *out)
+static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, struct memory_column *out)
 {
     char *line = NULL;
     size_t capacity = 0;
@@ -139,7 +130,7 @@ static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, cons
         if (event && !strcmp(event, "summary"))
             err = read_summary(o, ranks, out);
         else if (event && !strcmp(event, "step"))
-            read_step(runs, o, what, out);
+            read_step(runs, o, out);
         json_decref(o);
     }
     free(line);
@@ -147,9 +138,9 @@ static int read_lines(struct memory_runs *runs, int64_t ranks, FILE *lines, cons
 }
 
 /* The number of ranks of a run. The plain program is one process. */
-static int64_t ranks_of(const struct memory_runs *runs, int column)
+static int64_t ranks_of(const struct memory_runs *runs, const struct memory_column *m)
 {
-    return column == MEMORY_PLAIN ? 1 : runs->o->ranks;
+    return m->plain ? 1 : runs->o->ranks;
 }
 
 static void add_sizes(struct command *a, const struct memory_runs *runs)
@@ -194,8 +185,31 @@ static void add_parallelism(struct command *a, const struct memory_runs *runs)
     add_number(a, "stages-per-rank", runs->o->stages_per_rank);
 }
 
+static void add_states(struct command *a, const struct states_options *s)
+{
+    if (s->grad_sum)
+        add(a, "--grad-sum=%s", option_word_of(option_dtypes, s->grad_sum));
+    add(a, "--masters=%s", option_word_of(option_masters, s->masters));
+    add(a, "--moments=%s", option_word_of(option_moments, s->moments));
+    add(a, "--states=%s", option_word_of(option_states, s->states));
+    if (s->dir) {
+        add(a, "--states-dir");
+        add_path(a, (char *)s->dir);
+    }
+}
+
+static void add_hybrid(struct command *a, const struct memory_options *o, int hybrid)
+{
+    const struct model_config *c = &o->model.config;
+    int64_t tp = c->tp > 1 ? c->tp : 1, cp = c->cp > 1 ? c->cp : 1, n_dp = o->ranks / (o->pp * cp * tp);
+    /* one copy of the model if dp_shard is n_dp; libzero refuses a dp_shard above n_dp */
+    add(a, "--hybrid=%s", option_word_of(option_hybrids, hybrid));
+    add_number(a, "dp-replicate", n_dp > o->dp_shard ? n_dp / o->dp_shard : 1);
+    add_number(a, "dp-shard", o->dp_shard);
+}
+
 /* Starts "zero-run --raw -n N zero-bench train --json ..." for a column. */
-static int open_run(const struct memory_runs *runs, int column, struct child *child)
+static int open_run(const struct memory_runs *runs, const struct memory_column *m, struct child *child)
 {
     char self[PATH_MAX], zero_run[PATH_MAX + 32];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -206,32 +220,25 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
     self[n] = 0;
     find_zero_run(self, zero_run);
     struct command a = {0};
-    int hybrid = column == MEMORY_PLAIN ? 0 : hybrid_of_column(column);
     add_path(&a, zero_run);
     add(&a, "--raw");
     add(&a, "-n");
-    add(&a, "%lld", (long long)ranks_of(runs, column));
+    add(&a, "%lld", (long long)ranks_of(runs, m));
     add_path(&a, self);
     add(&a, "train");
     add(&a, "--json");
     add(&a, "--dtype=%s", option_word_of(option_dtypes, runs->o->dtype));
     add(&a, "--device=%s", option_word_of(option_devices, runs->o->device));
     add_sizes(&a, runs);
-    if (column == MEMORY_PLAIN) {
+    if (m->plain) {
         add(&a, "--plain");
     } else {
-        add_number(&a, "stage", stage_of_column(column));
+        add_number(&a, "stage", m->stage);
         add_parallelism(&a, runs);
+        add_states(&a, &m->states);
     }
-    if (hybrid) {
-        const struct model_config *c = &runs->o->model.config;
-        int64_t tp = c->tp > 1 ? c->tp : 1, cp = c->cp > 1 ? c->cp : 1,
-                n_dp = runs->o->ranks / (runs->o->pp * cp * tp);
-        /* one copy of the model if dp_shard is n_dp; libzero refuses a dp_shard above n_dp */
-        add(&a, "--hybrid=%s", option_word_of(option_hybrids, hybrid));
-        add_number(&a, "dp-replicate", n_dp > runs->o->dp_shard ? n_dp / runs->o->dp_shard : 1);
-        add_number(&a, "dp-shard", runs->o->dp_shard);
-    }
+    if (m->hybrid)
+        add_hybrid(&a, runs->o, m->hybrid);
     if (child_open(child, a.argv, /* to_child */ false)) {
         fprintf(stderr, "zero-bench memory: cannot run %s: %s\n", zero_run, strerror(errno));
         return EXIT_FAILURE;
@@ -239,28 +246,26 @@ static int open_run(const struct memory_runs *runs, int column, struct child *ch
     return 0;
 }
 
-int memory_run(struct memory_runs *runs, int column, struct memory_column *out)
+int memory_run(struct memory_runs *runs, struct memory_column *m)
 {
-    char name[STAGE_TABLE_NAME];
-    const char *what = name_of(column, name);
     struct child child;
-    *out = (struct memory_column){.loss = malloc((size_t)runs->o->steps * sizeof *out->loss)};
-    if (!out->loss) {
+    m->loss = malloc((size_t)runs->o->steps * sizeof *m->loss);
+    if (!m->loss) {
         fprintf(stderr, "zero-bench memory: no memory for %lld losses\n", (long long)runs->o->steps);
         return EXIT_FAILURE;
     }
     for (int64_t i = 0; i < runs->o->steps; i++)
-        out->loss[i] = NAN;
-    progress_show(&runs->progress, (double)runs->n_done / runs->n_runs, "%s begins", what);
-    int err = open_run(runs, column, &child);
+        m->loss[i] = NAN;
+    progress_show(&runs->progress, (double)runs->n_done / runs->n_runs, "%s begins", m->name);
+    int err = open_run(runs, m, &child);
     if (err)
         return err;
-    err = read_lines(runs, ranks_of(runs, column), child.pipe, what, out);
+    err = read_lines(runs, ranks_of(runs, m), child.pipe, m);
     int code = child_close(&child);
     runs->n_done++;
     progress_clear(&runs->progress);
     if (code || err) {
-        fprintf(stderr, "zero-bench memory: the run of %s ended with code %d%s\n", what, code,
+        fprintf(stderr, "zero-bench memory: the run of %s ended with code %d%s\n", m->name, code,
                 code ? "" : " but without a summary");
         return code == EXIT_USAGE ? EXIT_USAGE : EXIT_FAILURE;
     }

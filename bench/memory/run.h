@@ -6,6 +6,8 @@
 
 #include "bench/model/model_config.h"
 #include "bench/report/report.h"
+#include "bench/report/stage_table.h"
+#include "bench/states.h"
 
 struct memory_options {
     /* Options write to model.own. The command reads model.config, which is made from it when all options have
@@ -21,6 +23,10 @@ struct memory_options {
     int64_t pp, stages_per_rank;
     /* enum zero_dtype; enum zero_device; enum zero_schedule, -1: not given */
     int dtype, device, schedule;
+    /* Instead of every stage, the table has every precision at this one stage. -1: not given. */
+    bool precisions;
+    int64_t stage;
+    struct states_options states;
     /* bytes that the model may take: a smaller model is chosen if it needs more. 0: what is free; -1: any
      * size */
     int64_t fit;
@@ -37,12 +43,17 @@ struct memory_runs {
     int n_runs, n_done;
 };
 
-/* Passed as a column: the program without libzero (zero-bench train --plain), in one process. */
-enum { MEMORY_PLAIN = -1 };
-
-/* The measurements of one run of zero-bench train. They are a column of the table
- * (bench/report/stage_table.h), which is a stage or a hybrid, or it is the plain program. */
+/* A column of the table: what one run of zero-bench train is given, and what was measured. */
 struct memory_column {
+    /* title of the column */
+    char name[STAGE_TABLE_NAME];
+    /* The program without libzero (zero-bench train --plain), in one process. It is no column of the
+     * table. */
+    bool plain;
+    /* hybrid: enum hybrid */
+    int stage, hybrid;
+    struct states_options states;
+
     /* (n_ranks) an entry for each rank of the pipeline; without --pp, one for all ranks. Freed by
      * memory_column_free. */
     struct report_rank *ranks;
@@ -59,9 +70,9 @@ struct memory_column {
     char state_sha256[STATE_HASH_CHARS];
 };
 
-/* Runs a column (bench/report/stage_table.h), or MEMORY_PLAIN. Returns 0, or the exit code after one line
- * on stderr. */
-int memory_run(struct memory_runs *runs, int column, struct memory_column *out);
+/* Makes the run of a column, and fills in what was measured. Returns 0, or the exit code after one line on
+ * stderr. */
+int memory_run(struct memory_runs *runs, struct memory_column *m);
 void memory_column_free(struct memory_column *m);
 
 #endif

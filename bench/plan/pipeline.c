@@ -142,8 +142,8 @@ static void print_head(const struct planning *p)
     long long tp = c.tp > 1 ? (long long)c.tp : 1;
     printf("%lld parameters%s, %s, %s, %lld ranks: %lld pipeline stages of %lld to %lld of %lld layers",
            (long long)plan_n_params(p->tensors, p->n), tp > 1 ? " of a part" : "",
-           option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
-           (long long)o->world, (long long)n_stages(p), (long long)(p->layers / n_stages(p)),
+           option_word_of(option_dtypes, o->dtype), plan_optimizer(o).text, (long long)o->world,
+           (long long)n_stages(p), (long long)(p->layers / n_stages(p)),
            (long long)((p->layers + n_stages(p) - 1) / n_stages(p)), (long long)p->layers);
     if (o->stages_per_rank > 1)
         printf(", %lld on each rank", (long long)o->stages_per_rank);
@@ -237,7 +237,7 @@ static json_t *rank_json(const struct planning *p, int64_t rank, int column)
 static void print_json(const struct planning *p, int column)
 {
     int64_t rank = fullest(p, 0, p->o->pp, column);
-    json_t *line = plan_line(column, info_of(p, rank, column), p->plans[p->like[rank]].ns[column]);
+    json_t *line = plan_line(p->o, column, info_of(p, rank, column), p->plans[p->like[rank]].ns[column]);
     json_t *ranks = json_array();
     for (int64_t i = 0; i < p->o->pp; i++)
         json_array_append_new(ranks, rank_json(p, i, column));

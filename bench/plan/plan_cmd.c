@@ -37,6 +37,8 @@ static const struct option_row rows[] = {
      "taken for a host)",
      OPTION_WORD(deterministic, option_on_off)},
     {"device", "host|cuda", "Where the model is to compute (host)", OPTION_WORD(device, option_devices)},
+    PRECISION_ROWS(states.),
+    STATES_ROW(states.),
     {"json", NULL, "A JSON line per stage", OPTION_FLAG(json), .group = 3},
     {0},
 };
@@ -91,6 +93,9 @@ error_t plan_finish_axes(struct argp_state *state, struct plan_options *o)
 static error_t finish(struct argp_state *state, void *options)
 {
     struct plan_options *o = options;
+    const char *fault = states_fault(&o->states, o->dtype);
+    if (fault)
+        return option_fault(state, "%s", fault);
     if (o->accum && o->micro_batches)
         return option_fault(state, "--micro-batches: says what --accum does");
     o->accum = o->accum ? o->accum : o->micro_batches;
@@ -114,6 +119,16 @@ static void report_groups(void *arg, const char *line)
     (void)arg;
     if (strstr(line, "dp_replicate ") || strstr(line, "deterministic is off"))
         fprintf(stderr, "libzero: %s\n", line);
+}
+
+struct plan_optimizer plan_optimizer(const struct plan_options *o)
+{
+    struct plan_optimizer out;
+    char states[STATES_TEXT];
+    states_text(&o->states, states);
+    snprintf(out.text, sizeof out.text, "%s%s%s", option_word_of(option_optimizers, o->optimizer),
+             *states ? ", " : "", states);
+    return out;
 }
 
 int64_t plan_tp(const struct plan_options *o)
@@ -146,6 +161,8 @@ struct zero_config plan_config(const struct plan_options *o, int stage, int hybr
     cfg.memory.param_budget_bytes = o->budget;
     cfg.memory.wire_dtype = o->wire_dtype;
     cfg.deterministic = o->deterministic;
+    states_to_config(&o->states, &cfg);
+    cfg.memory.states_dir = o->states.states == ZERO_STATES_FILE ? "." : NULL; /* a plan opens no file */
     cfg.memory.order = rank->order;
     cfg.memory.n_order = rank->n_order;
     cfg.pipeline.schedule = o->schedule;
@@ -240,8 +257,8 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     if (o->model.config.tp > 1)
         snprintf(parts, sizeof parts, " of one of %lld parts", (long long)o->model.config.tp);
     printf("%lld parameters%s in %d units, %s, %s, %lld rank%s\n\n", (long long)info[0].n_params, parts,
-           n_units, option_word_of(option_dtypes, o->dtype), option_word_of(option_optimizers, o->optimizer),
-           (long long)o->world, o->world == 1 ? "" : "s");
+           n_units, option_word_of(option_dtypes, o->dtype), plan_optimizer(o).text, (long long)o->world,
+           o->world == 1 ? "" : "s");
     stage_table_head("per rank", n_columns);
     stage_table_memory(bytes, "total", n_columns);
     if (o->batch) {
@@ -260,12 +277,13 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
     stage_table_ms("time to plan", ns, n_columns);
 }
 
-json_t *plan_line(int column, const struct zero_plan_info *info, int64_t ns)
+json_t *plan_line(const struct plan_options *o, int column, const struct zero_plan_info *info, int64_t ns)
 {
     json_t *line = json_pack("{s:i, s:o, s:I, s:I, s:I}", "stage", stage_of_column(column), "bytes",
                              report_bytes_json(&info->bytes), "paper_bytes", (json_int_t)info->paper_bytes,
                              "wire_bytes", (json_int_t)info->traffic.wire_bytes, "plan_ns", (json_int_t)ns);
     int hybrid = hybrid_of_column(column);
+    states_add_json(&o->states, line);
     if (hybrid) {
         json_object_set_new(line, "hybrid", json_string(option_word_of(option_hybrids, hybrid)));
         json_object_set_new(line, "dp_shard", json_integer(info->dp_shard));
@@ -311,7 +329,7 @@ static int plan_whole(const struct plan_options *o, const struct zero_tensor *te
     if (!status && !o->json)
         print_table(o, info, ns, n_columns, plan_n_units(tensors, n));
     for (int c = 0; !status && o->json && c < n_columns; c++) {
-        json_t *line = plan_line(c, &info[c], ns[c]);
+        json_t *line = plan_line(o, c, &info[c], ns[c]);
         if (o->batch)
             add_activations(o, line);
         report_line(line);

@@ -6,6 +6,7 @@
 #include "bench/plan/stages.h"
 #include "bench/report/report.h"
 #include "bench/report/stage_table.h"
+#include "bench/states.h"
 
 struct plan_options {
     struct model_options model;
@@ -20,6 +21,7 @@ struct plan_options {
     /* rows of a micro-batch; 0: activations are not printed */
     int64_t batch;
     int dtype, optimizer, wire_dtype, deterministic;
+    struct states_options states;
     /* enum zero_device */
     int device;
     /* enum zero_schedule; -1: not given */
@@ -50,6 +52,13 @@ struct plan_options {
             "With --pp and --schedule interleaved or gpipe: stages on each of its ranks (1)",                \
             OPTION_INT(in stages_per_rank, 1, PIPE_MAX_OWN)                                                  \
     }
+
+/* The optimizer for a table's head, with what differs from the default precision:
+ * "adamw, masters remainder". */
+struct plan_optimizer {
+    char text[STATES_TEXT + 16];
+};
+struct plan_optimizer plan_optimizer(const struct plan_options *o);
 
 /* The defaults of zero-bench plan. */
 struct plan_options plan_defaults(void);
@@ -98,6 +107,6 @@ int plan_pipeline(const struct plan_options *o, const struct zero_tensor *tensor
 void plan_add_cp(const struct plan_options *o, json_t *line, int64_t layers);
 
 /* A line of --json about one column. The caller may add fields, and prints it. */
-json_t *plan_line(int column, const struct zero_plan_info *info, int64_t ns);
+json_t *plan_line(const struct plan_options *o, int column, const struct zero_plan_info *info, int64_t ns);
 
 #endif

@@ -12,6 +12,9 @@
 /* The gradients' dtype on the wire in the candidates: that of the tensors, bf16, or both. */
 enum tune_wire { TUNE_WIRE_OWN, TUNE_WIRE_BF16, TUNE_WIRE_ANY };
 
+/* In plan.states: the option is free, so candidates differ in it. */
+enum { TUNE_ANY = -1 };
+
 struct tune_options {
     /* What candidates have in common: all but prefetch, budget and wire_dtype. dp_shard is the size of
      * groups; 0: every size that divides the data-parallel ranks. */
@@ -55,6 +58,7 @@ struct candidate {
     /* as in struct zero_config */
     int32_t stage, hybrid, dp_shard, prefetch, wire_dtype, deterministic;
     int64_t budget;
+    struct states_options states;
 
     /* memory of the pipeline rank with the most, and its number; 0 without pp */
     struct zero_bytes bytes;
@@ -111,6 +115,10 @@ int tune_compare(const struct candidate *a, const struct candidate *b, enum tune
  * host. Returns the least ratio of these times at which the candidate also needs the least time for all
  * bytes. 0: at any ratio. */
 double tune_ratio(const struct candidates *c, int64_t chosen);
+/* Whether masters, moments or gradient sums are rounded, so that training ends in other bits. */
+bool tune_is_inexact(const struct states_options *s);
+/* Bytes that count against the limit: without states in host memory. */
+int64_t tune_limited_bytes(const struct candidate *c);
 /* Whether they differ at most in prefetch and budget. */
 bool tune_same_kind(const struct candidate *a, const struct candidate *b);
 
@@ -126,9 +134,10 @@ double tune_lower_ms(const struct candidate *c);
 double tune_upper_ms(const struct candidate *c);
 double tune_median_ms(const struct candidate *c);
 
-/* Names such as "HFSDP in groups of 4" and "HFSDP in groups of 4, prefetch 1, budget 12.3 MB". */
+/* Names such as "HFSDP in groups of 4" and "HFSDP in groups of 4, prefetch 1, budget 12.3 MB". Precisions
+ * that change results follow the word "inexact". */
 struct tune_name {
-    char text[128];
+    char text[256];
 };
 struct tune_name tune_kind_name(const struct candidate *c);
 struct tune_name tune_name(const struct candidate *c);

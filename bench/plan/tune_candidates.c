@@ -71,6 +71,7 @@ static int plan_rank(struct planning *p, const struct candidate *c, int32_t i)
     o.wire_dtype = c->wire_dtype;
     o.deterministic = c->deterministic;
     o.dp_shard = c->dp_shard;
+    o.states = c->states;
     struct zero_config cfg = plan_config(&o, c->stage, c->hybrid, rank);
     cfg.debug.log = report_warning;
     cfg.debug.log_arg = p->warned ? NULL : print_all;
@@ -83,17 +84,28 @@ static int64_t larger(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
+static int64_t limited_bytes(const struct states_options *s, const struct zero_bytes *b)
+{
+    return b->total - (s->states == ZERO_STATES_HOST ? b->master + b->moments : 0);
+}
+
+int64_t tune_limited_bytes(const struct candidate *c)
+{
+    return limited_bytes(&c->states, &c->bytes);
+}
+
 /* Adds to a candidate what zero_plan says of one pipeline rank. */
 static void take_info(struct candidate *c, const struct tune_options *o, const struct zero_plan_info *info,
                       int64_t pp_rank)
 {
-    if (info->bytes.total > c->bytes.total) {
+    int64_t limited = limited_bytes(&c->states, &info->bytes);
+    if (limited > tune_limited_bytes(c)) {
         c->bytes = info->bytes;
         c->pp_rank = pp_rank;
     }
     if (info->bytes.param_slots) {
         c->gathers = true;
-        c->without_slots = larger(c->without_slots, info->bytes.total - info->bytes.param_slots);
+        c->without_slots = larger(c->without_slots, limited - info->bytes.param_slots);
     }
     c->wire_bytes = larger(c->wire_bytes, info->traffic.wire_bytes);
     c->between_bytes = larger(c->between_bytes, between_hosts(o, info));
@@ -111,7 +123,7 @@ static int plan(struct planning *p, struct candidate *c)
         ZR_TRY(plan_rank(p, c, i));
         take_info(c, p->o, &p->info[i], p->ranks[i].pp_at);
     }
-    c->fits = !p->o->limit || c->bytes.total <= p->o->limit;
+    c->fits = !p->o->limit || tune_limited_bytes(c) <= p->o->limit;
     return 0;
 }
 
@@ -161,7 +173,7 @@ static bool spend_limit(struct planning *p, struct candidate *c)
     if (c->budget < 1 || plan(p, c))
         return false;
     if (!c->fits) { /* rounding has added to its memory */
-        c->budget -= c->bytes.total - limit;
+        c->budget -= tune_limited_bytes(c) - limit;
         if (c->budget < 1 || plan(p, c))
             return false;
     }
@@ -230,9 +242,10 @@ static int add_hybrids(struct planning *p, struct candidate c)
 /* Adds all candidates with this dtype of gradients on the wire (0: their own). A kind is a stage, or a hybrid
  * and its dp_shard. refused: the options do not allow this dtype, and the report only says what it would
  * bring. */
-static int add_kinds(struct planning *p, int32_t wire, bool refused)
+static int add_kinds(struct planning *p, const struct states_options *states, int32_t wire, bool refused)
 {
-    struct candidate c = {.dp_shard = (int32_t)tune_n_dp(p->o),
+    struct candidate c = {.states = *states,
+                          .dp_shard = (int32_t)tune_n_dp(p->o),
                           .prefetch = 2,
                           .budget = ZERO_AUTO,
                           .wire_dtype = wire,
@@ -257,11 +270,16 @@ static bool waits_for_gathers(const struct candidate *c)
 /* Compares what a user has to configure: negative if a is simpler than b. */
 static int simpler(const struct candidate *a, const struct candidate *b)
 {
-    const int64_t config_a[] = {a->stage, a->hybrid, -a->dp_shard, a->wire_dtype, -a->prefetch, a->budget};
-    const int64_t config_b[] = {b->stage, b->hybrid, -b->dp_shard, b->wire_dtype, -b->prefetch, b->budget};
-    for (size_t i = 0; i < sizeof config_a / sizeof *config_a; i++)
-        if (config_a[i] != config_b[i])
-            return COMPARE(config_a[i], config_b[i]);
+    const int64_t config[2][10] = {
+#define CONFIG(c)                                                                                            \
+    {(c)->stage,          (c)->hybrid,         -(c)->dp_shard,     (c)->wire_dtype, (c)->states.grad_sum,    \
+     (c)->states.masters, (c)->states.moments, (c)->states.states, -(c)->prefetch,  (c)->budget}
+        CONFIG(a), CONFIG(b)
+#undef CONFIG
+    };
+    for (int i = 0; i < 10; i++)
+        if (config[0][i] != config[1][i])
+            return COMPARE(config[0][i], config[1][i]);
     return 0;
 }
 
@@ -314,18 +332,82 @@ static int compare_for_qsort(const void *a, const void *b)
 bool tune_same_kind(const struct candidate *a, const struct candidate *b)
 {
     return a->stage == b->stage && a->hybrid == b->hybrid && a->dp_shard == b->dp_shard &&
-           a->wire_dtype == b->wire_dtype;
+           a->wire_dtype == b->wire_dtype && !memcmp(&a->states, &b->states, sizeof a->states);
 }
 
-static int add_all(struct planning *p)
+/* ---- precisions ---- */
+
+bool tune_is_inexact(const struct states_options *s)
+{
+    return s->grad_sum == ZERO_BF16 || s->masters == ZERO_MASTERS_NONE || s->moments;
+}
+
+/* What a precision costs, where another one fits too: first states in host memory, which the update waits
+ * for, then what is rounded: gradient sums, moments in bf16, moments in 8 bits, weights. */
+static int cost_of(const struct states_options *s)
+{
+    int cost = s->states == ZERO_STATES_HOST;
+    cost += s->grad_sum == ZERO_BF16 ? 2 : 0;
+    cost += s->moments == ZERO_MOMENTS_BF16 ? 4 : s->moments == ZERO_MOMENTS_Q8 ? 8 : 0;
+    return cost + (s->masters == ZERO_MASTERS_NONE ? 16 : 0);
+}
+enum { N_COSTS = 32 };
+
+/* Whether the options allow the value of one of the fields of plan.states. */
+static bool allows(int option, int value)
+{
+    return option == TUNE_ANY || option == value;
+}
+
+/* Whether the options allow a precision. What is free has the values that make a difference: masters and
+ * gradient sums those of bf16 models, and states on a GPU are on the device or the host. */
+static bool is_allowed(const struct plan_options *o, const struct states_options *s)
+{
+    bool bf16 = o->dtype == ZERO_BF16, gpu = o->device == ZERO_DEVICE_CUDA;
+    return allows(o->states.grad_sum, s->grad_sum) && allows(o->states.masters, s->masters) &&
+           allows(o->states.moments, s->moments) && allows(o->states.states, s->states) &&
+           (bf16 || (!s->grad_sum && !s->masters)) && (gpu || !s->states || o->states.states == s->states);
+}
+
+static int add_precision(struct planning *p, const struct states_options *states)
 {
     const struct tune_options *o = p->o;
     /* bf16 gradients are bf16 on the wire anyway. */
     bool may_round = o->plan.dtype == ZERO_F32, unrounded = !may_round || o->wire != TUNE_WIRE_BF16;
-    int err = unrounded ? add_kinds(p, 0, false) : 0;
+    int err = unrounded ? add_kinds(p, states, 0, false) : 0;
     if (!err && may_round)
-        err = add_kinds(p, ZERO_BF16, o->wire == TUNE_WIRE_OWN);
+        err = add_kinds(p, states, ZERO_BF16, o->wire == TUNE_WIRE_OWN);
     return err;
+}
+
+/* Adds all precisions with this cost that the options allow. */
+static int add_cost(struct planning *p, int cost)
+{
+    const struct plan_options *o = &p->o->plan;
+    struct states_options s = o->states;
+    for (s.masters = ZERO_MASTERS_F32; s.masters <= ZERO_MASTERS_NONE; s.masters++)
+        for (s.moments = ZERO_MOMENTS_F32; s.moments <= ZERO_MOMENTS_Q8; s.moments++)
+            for (s.grad_sum = 0; s.grad_sum <= ZERO_BF16; s.grad_sum += ZERO_BF16)
+                for (s.states = ZERO_STATES_DEVICE; s.states <= ZERO_STATES_HOST; s.states++)
+                    if (cost_of(&s) == cost && is_allowed(o, &s))
+                        ZR_TRY(add_precision(p, &s));
+    return 0;
+}
+
+static bool any_fits(const struct candidates *c)
+{
+    for (int64_t i = 0; i < c->n; i++)
+        if (c->all[i].fits && !c->all[i].refused)
+            return true;
+    return false;
+}
+
+/* Adds the precisions by their cost. As soon as a candidate fits, dearer ones are left out. */
+static int add_all(struct planning *p)
+{
+    for (int cost = 0; cost < N_COSTS && !any_fits(p->candidates); cost++)
+        ZR_TRY(add_cost(p, cost));
+    return 0;
 }
 
 /* Makes the ranks to plan for. layers are those of plan_model. */

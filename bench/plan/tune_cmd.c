@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* tune_cmd.c: zero-bench tune, which chooses stage, hybrid, prefetch, budget and wire dtype for a model, a
- * world and a memory limit. */
+/* tune_cmd.c: zero-bench tune, which chooses stage, hybrid, prefetch, budget, wire dtype and precisions for a
+ * model, a world and a memory limit. */
 #include "bench/arguments.h"
 #include "bench/commands.h"
 #include "bench/plan/tune.h"
@@ -12,9 +12,26 @@
 static const struct option_word wire_words[] = {
     {"own", TUNE_WIRE_OWN}, {"bf16", TUNE_WIRE_BF16}, {"any", TUNE_WIRE_ANY}, {0}};
 
+/* Words for what candidates have: one value, or any that the model allows. */
+static const struct option_word sum_words[] = {{"f32", 0}, {"bf16", ZERO_BF16}, {"any", TUNE_ANY}, {0}};
+static const struct option_word masters_words[] = {{"f32", ZERO_MASTERS_F32},
+                                                   {"remainder", ZERO_MASTERS_REMAINDER},
+                                                   {"none", ZERO_MASTERS_NONE},
+                                                   {"any", TUNE_ANY},
+                                                   {0}};
+static const struct option_word moments_words[] = {
+    {"f32", ZERO_MOMENTS_F32}, {"bf16", ZERO_MOMENTS_BF16}, {"q8", ZERO_MOMENTS_Q8}, {"any", TUNE_ANY}, {0}};
+static const struct option_word states_words[] = {
+    {"device", ZERO_STATES_DEVICE}, {"host", ZERO_STATES_HOST}, {"any", TUNE_ANY}, {0}};
+
 static error_t finish(struct argp_state *state, void *options)
 {
     struct tune_options *o = options;
+    struct states_options fixed = o->plan.states;
+    fixed.masters = fixed.masters == TUNE_ANY ? 0 : fixed.masters;
+    const char *fault = states_fault(&fixed, o->plan.dtype);
+    if (fault)
+        return option_fault(state, "%s", fault);
     if (!o->plan.params && o->plan.model.config.vocab < 256)
         return option_fault(state, "--vocab: %lld ids are too few for bytes, which need 256",
                             (long long)o->plan.model.config.vocab);
@@ -48,6 +65,15 @@ static const struct option_row rows[] = {
      OPTION_WORD(wire, wire_words)},
     {"deterministic", "on|off", "Sums in a fixed order (as the library chooses)",
      OPTION_WORD(plan.deterministic, option_on_off)},
+    {"grad-sum", "f32|bf16|any", "The dtype in which gradients of a bf16 model are added up (f32)",
+     OPTION_WORD(plan.states.grad_sum, sum_words)},
+    {"masters", "KIND", "Masters of bf16 weights: f32, remainder, none or any (f32)",
+     OPTION_WORD(plan.states.masters, masters_words)},
+    {"moments", "f32|bf16|q8|any", "States of the optimizer (f32)",
+     OPTION_WORD(plan.states.moments, moments_words)},
+    {"states", "device|host|any",
+     "Where masters and moments are; those in host memory do not count for --limit (device)",
+     OPTION_WORD(plan.states.states, states_words)},
     {.help = "The probe:"},
     {"probe", "N", "Kinds of candidates to time where several ranks were started; 0: none (3)",
      OPTION_INT(n_probe, 0, 100)},
@@ -67,7 +93,8 @@ static const struct option_row rows[] = {
 static const struct option_table table = {
     .rows = rows,
     .doc =
-        "Chooses stage, hybrid and its groups, prefetch, budget of gathered parameters and wire dtype by the "
+        "Chooses stage, hybrid and its groups, prefetch, budget of gathered parameters, wire dtype and "
+        "precisions by the "
         "plan, which is exact, and prints what was rejected, why, and the lines that configure the choice."
         "\vThe order of candidates: first those that fit the limit; of these those whose gathers "
         "can be hidden (prefetch above 0, or nothing to gather), then the fewest bytes that a rank receives "
@@ -77,7 +104,11 @@ static const struct option_table table = {
         "zero-bench tune): then the first three kinds train for ten steps each, in two rounds, and one "
         "further down "
         "wins if its upper quartile is below the other's lower quartile: whatever overlaps is noise, and "
-        "leaves the order as it is.",
+        "leaves the order as it is. With --masters, --moments, --grad-sum or --states any, precisions are "
+        "tried in this order until a candidate fits: exact ones (f32 and remainder), states in host memory, "
+        "and then inexact ones, which end in other bits: gradient sums in bf16, moments in bf16, moments in "
+        "8 "
+        "bits, no masters.",
     .read_word = option_refuse_word,
     .finish = finish,
     OPTIONS_WITH_MODEL(struct tune_options, plan.model),
@@ -112,6 +143,10 @@ static int check_environment(const char *name)
                                          "ZERO_DEVICE",
                                          "ZERO_DETERMINISTIC",
                                          "ZERO_OPTIMIZER",
+                                         "ZERO_GRAD_SUM_DTYPE",
+                                         "ZERO_MASTERS",
+                                         "ZERO_MOMENTS",
+                                         "ZERO_STATES",
                                          "ZERO_GRAD_ACCUM_STEPS"};
     for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
         const char *value = getenv(chosen[i]);
@@ -211,10 +246,11 @@ static int refuse_limit(const char *name, const struct tune_options *o, const st
     int64_t least = 0;
     for (int64_t i = 1; i < c->n; i++)
         if (c->all[least].refused ||
-            (!c->all[i].refused && c->all[i].bytes.total < c->all[least].bytes.total))
+            (!c->all[i].refused && tune_limited_bytes(&c->all[i]) < tune_limited_bytes(&c->all[least])))
             least = i;
     return refuse(name, "--limit: no candidate fits %lld bytes; the least that one needs is %lld, by %s",
-                  (long long)o->limit, (long long)c->all[least].bytes.total, tune_name(&c->all[least]).text);
+                  (long long)o->limit, (long long)tune_limited_bytes(&c->all[least]),
+                  tune_name(&c->all[least]).text);
 }
 
 static void probe(const char *name, const struct tune_options *o, struct candidates *c, int32_t rank)

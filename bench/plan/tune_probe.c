@@ -34,6 +34,7 @@ static struct train_options options_of(const struct tune_options *o, const struc
     t.budget = c->budget;
     t.deterministic = c->deterministic;
     t.wire_dtype = c->wire_dtype;
+    t.states = c->states;
     return t;
 }
 

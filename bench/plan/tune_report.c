@@ -9,12 +9,16 @@
 struct tune_name tune_kind_name(const struct candidate *c)
 {
     struct tune_name name;
-    const char *wire = c->wire_dtype == ZERO_BF16 ? ", bf16 on the wire" : "";
+    char stage[40], states[STATES_TEXT];
     if (c->hybrid)
-        snprintf(name.text, sizeof name.text, "%s in groups of %d%s",
-                 c->hybrid == HYBRID_HSDP ? "HSDP" : "HFSDP", c->dp_shard, wire);
+        snprintf(stage, sizeof stage, "%s in groups of %d", c->hybrid == HYBRID_HSDP ? "HSDP" : "HFSDP",
+                 c->dp_shard);
     else
-        snprintf(name.text, sizeof name.text, "stage %d%s", c->stage, wire);
+        snprintf(stage, sizeof stage, "stage %d", c->stage);
+    states_text(&c->states, states);
+    snprintf(name.text, sizeof name.text, "%s%s%s%s%s", stage,
+             c->wire_dtype == ZERO_BF16 ? ", bf16 on the wire" : "", *states ? ", " : "",
+             tune_is_inexact(&c->states) ? "inexact: " : "", states);
     return name;
 }
 
@@ -30,7 +34,7 @@ struct tune_name tune_name(const struct candidate *c)
 
 /* ---- the lines to paste: the stage, and whatever differs from ZERO_CONFIG_INIT ---- */
 
-#define N_LINES 13
+#define N_LINES 17
 
 /* A field of struct zero_config, without "cfg.", and its value in C and in the environment ("": it has no
  * variable). */
@@ -71,6 +75,31 @@ static int pipeline_settings(const struct plan_options *o, struct setting out[3]
     return n;
 }
 
+/* Adds a setting that is one of an enum: "ZERO_MASTERS_REMAINDER" and "remainder". */
+static void set_word(struct setting *s, const char *key, const char *prefix, const char *word)
+{
+    set(s, key, prefix, word);
+    for (size_t n = strlen(s->c_value); *word && n + 1 < sizeof s->c_value; word++, n++) {
+        s->c_value[n] = (char)(*word >= 'a' && *word <= 'z' ? *word - 'a' + 'A' : *word);
+        s->c_value[n + 1] = 0;
+    }
+}
+
+/* Adds up to four settings of precisions, and returns their number. */
+static int states_settings(const struct states_options *s, struct setting out[4])
+{
+    int n = 0;
+    if (s->grad_sum == ZERO_BF16)
+        set(&out[n++], "memory.grad_sum_dtype", "ZERO_BF16", "bf16");
+    if (s->masters)
+        set_word(&out[n++], "optim.masters", "ZERO_MASTERS_", option_word_of(option_masters, s->masters));
+    if (s->moments)
+        set_word(&out[n++], "optim.moments", "ZERO_MOMENTS_", option_word_of(option_moments, s->moments));
+    if (s->states)
+        set_word(&out[n++], "memory.states", "ZERO_STATES_", option_word_of(option_states, s->states));
+    return n;
+}
+
 /* Returns the number of settings. */
 static int settings_of(const struct tune_options *o, const struct candidate *c, struct setting out[N_LINES])
 {
@@ -97,7 +126,7 @@ static int settings_of(const struct tune_options *o, const struct candidate *c, 
         set(&out[n++], "memory.wire_dtype", "ZERO_BF16", "bf16");
     if (c->deterministic != init.deterministic)
         set_number(&out[n++], "deterministic", c->deterministic);
-    return n;
+    return n + states_settings(&c->states, &out[n]);
 }
 
 /* Writes a line such as "cfg.stage = 3;". */
@@ -156,7 +185,7 @@ static struct reason_text why_not(const struct tune_options *o, const struct can
     if (!order)
         return reason_is("chosen");
     if (!c->fits)
-        return reason_more(c->bytes.total - o->limit, "than the limit");
+        return reason_more(tune_limited_bytes(c) - o->limit, "than the limit");
     if (c->refused)
         return reason_is("rounds gradients to bf16 on their way; --wire-dtype any allows it");
     if (order > 0)
@@ -182,9 +211,11 @@ static const char *note_on(const struct tune_options *o, const struct candidate 
 {
     bool not_fixed =
         c->hybrid && o->plan.accum > 1 && c->deterministic == ZERO_AUTO && o->plan.device == ZERO_DEVICE_HOST;
-    return not_fixed
-               ? "its groups add micro-batches up in no fixed order, so it ends in other bits than stage 3; "
-                 "--deterministic on keeps them, for more bytes"
+    if (not_fixed)
+        return "its groups add micro-batches up in no fixed order, so it ends in other bits than stage 3; "
+               "--deterministic on keeps them, for more bytes";
+    return tune_is_inexact(&c->states)
+               ? "its precision is inexact: it rounds more than f32 does, so training ends in other bits"
                : NULL;
 }
 
@@ -200,7 +231,8 @@ static struct reason_text probe_text(const struct candidate *c)
     return w;
 }
 
-static void print_row(const struct tune_options *o, const struct candidates *c, int64_t i, int64_t chosen)
+static void print_row(const struct tune_options *o, const struct candidates *c, int64_t i, int64_t chosen,
+                      int width)
 {
     const struct candidate *candidate = &c->all[i];
     char prefetch[16] = "", budget[24] = "";
@@ -209,9 +241,9 @@ static void print_row(const struct tune_options *o, const struct candidates *c, 
         snprintf(budget, sizeof budget, "%s",
                  candidate->budget < 0 ? "auto" : report_bytes(candidate->budget).text);
     }
-    printf("%5lld  %-37s %8s %8s %8s %13s %8s", (long long)i + 1, tune_kind_name(candidate).text, prefetch,
-           budget, report_bytes(candidate->bytes.total).text, report_bytes(candidate->between_bytes).text,
-           report_bytes(candidate->wire_bytes).text);
+    printf("%5lld  %-*s %8s %8s %8s %13s %8s", (long long)i + 1, width, tune_kind_name(candidate).text,
+           prefetch, budget, report_bytes(candidate->bytes.total).text,
+           report_bytes(candidate->between_bytes).text, report_bytes(candidate->wire_bytes).text);
     if (tune_probed(c))
         printf("  %24s", probe_text(candidate).text);
     printf("  %s\n", why_not(o, candidate, &c->all[chosen]).text);
@@ -284,9 +316,20 @@ static void print_choice(const struct tune_options *o, const struct candidate *c
             printf("and in the program, as it has no variable:\n    %s\n", c_line(&s[i], text));
 }
 
-static void print_titles(bool probed)
+/* The width of the column of names. */
+static int width_of(const struct candidates *c, int64_t chosen)
 {
-    printf("%5s  %-37s %8s %8s %8s %13s %8s", "order", "candidate", "prefetch", "budget", "memory",
+    size_t width = 37;
+    for (int64_t i = 0; i < c->n; i++) {
+        size_t n = is_shown(c, i, chosen) ? strlen(tune_kind_name(&c->all[i]).text) : 0;
+        width = n > width ? n : width;
+    }
+    return (int)width;
+}
+
+static void print_titles(bool probed, int width)
+{
+    printf("%5s  %-*s %8s %8s %8s %13s %8s", "order", width, "candidate", "prefetch", "budget", "memory",
            "between hosts", "in all");
     if (probed)
         printf("  %24s", "ms (half of the steps)");
@@ -296,11 +339,12 @@ static void print_titles(bool probed)
 void tune_report(const struct tune_options *o, const struct candidates *c, int64_t chosen)
 {
     int64_t n_shown = 0;
+    int width = width_of(c, chosen);
     print_head(o, c);
-    print_titles(tune_probed(c));
+    print_titles(tune_probed(c), width);
     for (int64_t i = 0; i < c->n; i++) {
         if (is_shown(c, i, chosen)) {
-            print_row(o, c, i, chosen);
+            print_row(o, c, i, chosen, width);
             n_shown++;
         }
     }
@@ -334,7 +378,7 @@ static json_t *candidate_json(const struct tune_options *o, const struct candida
     const struct candidate *candidate = &c->all[i];
     json_t *hybrid =
         candidate->hybrid ? json_string(option_word_of(option_hybrids, candidate->hybrid)) : json_null();
-    return json_pack(
+    json_t *line = json_pack(
         "{s:s, s:I, s:i, s:o, s:o, s:I, s:I, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:b, s:I, s:I, s:o, s:s}",
         "event", "candidate", "order", (json_int_t)i + 1, "stage", candidate->stage, "hybrid", hybrid,
         "dp_shard", candidate->hybrid ? json_integer(candidate->dp_shard) : json_null(), "tp",
@@ -348,6 +392,9 @@ static json_t *candidate_json(const struct tune_options *o, const struct candida
         o->limit ? json_integer(o->limit) : json_null(), "fits", candidate->fits, "between_bytes",
         (json_int_t)candidate->between_bytes, "wire_bytes", (json_int_t)candidate->wire_bytes, "probe",
         probe_json(candidate), "why", why_not(o, candidate, &c->all[chosen]).text);
+    states_add_json(&candidate->states, line);
+    json_object_set_new(line, "inexact", json_boolean(tune_is_inexact(&candidate->states)));
+    return line;
 }
 
 void tune_report_json(const struct tune_options *o, const struct candidates *c, int64_t chosen)

@@ -8,8 +8,9 @@
 enum { MAX_POINTS = 400, MAX_CURVES = 8 };
 
 /* From wide and light to narrow and dark, so that curves which lie on top of each other stay visible. */
-static const char *const styles[] = {"lines lw 11 lc rgb '#c6dbef'", "lines lw 7.5 lc rgb '#6baed6'",
-                                     "lines lw 4 lc rgb '#fd8d3c'", "lines lw 1.3 lc rgb '#252525'"};
+static const char *const styles[] = {"lines lw 11 lc rgb '#c6dbef'",  "lines lw 7.5 lc rgb '#6baed6'",
+                                     "lines lw 4 lc rgb '#fd8d3c'",   "lines lw 1.3 lc rgb '#252525'",
+                                     "lines lw 1.3 lc rgb '#cb181d'", "lines lw 1.3 lc rgb '#238b45'"};
 #define N_STYLES ((int)(sizeof styles / sizeof styles[0]))
 
 /* The number of steps that one point is the mean of. */

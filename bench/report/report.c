@@ -309,6 +309,7 @@ void report_summary(struct report *r, const struct report_summary *s)
         "flop_per_token", report_number(s->flop_per_token), "mfu", report_number(used_share(r, s)),
         "collectives", collectives);
     json_object_set_new(line, "activation_bytes", json_integer(s->activation_bytes));
+    states_add_json(&s->states, line);
     if (s->library_bytes)
         json_object_set_new(line, "library_bytes", json_integer(s->library_bytes));
     if (s->hybrid) {

@@ -4,6 +4,7 @@
 #define ZERO_BENCH_REPORT_H
 
 #include "bench/report/progress_bar.h"
+#include "bench/states.h"
 #include "bench/train/state_hash.h"
 
 #include <jansson.h>
@@ -42,6 +43,8 @@ struct report_rank {
 struct report_summary {
     /* stage is -1 if the model is not wrapped */
     int32_t world, stage;
+    /* what the options say */
+    struct states_options states;
     /* enum hybrid; dp_shard as in struct zero_stats */
     int32_t hybrid, dp_shard;
     const char *device;

@@ -5,21 +5,29 @@
 
 #include <stdio.h>
 
-const char *column_name(int column, char text[STAGE_TABLE_NAME])
+void column_name(int column, char text[STAGE_TABLE_NAME])
 {
     int hybrid = hybrid_of_column(column);
-    snprintf(text, STAGE_TABLE_NAME, "stage %d", stage_of_column(column));
-    return !hybrid ? text : hybrid == HYBRID_HSDP ? "HSDP" : "HFSDP";
+    if (hybrid)
+        snprintf(text, STAGE_TABLE_NAME, "%s", hybrid == HYBRID_HSDP ? "HSDP" : "HFSDP");
+    else
+        snprintf(text, STAGE_TABLE_NAME, "stage %d", stage_of_column(column));
+}
+
+void stage_table_titles(const char *title, const char (*names)[STAGE_TABLE_NAME], int n)
+{
+    printf("%-22s", title);
+    for (int s = 0; s < n; s++)
+        printf(" %10s", names[s]);
+    putchar('\n');
 }
 
 void stage_table_head(const char *title, int n)
 {
-    printf("%-22s", title);
-    for (int s = 0; s < n; s++) {
-        char name[STAGE_TABLE_NAME];
-        printf(" %10s", column_name(s, name));
-    }
-    putchar('\n');
+    char names[N_COLUMNS][STAGE_TABLE_NAME];
+    for (int s = 0; s < n; s++)
+        column_name(s, names[s]);
+    stage_table_titles(title, names, n);
 }
 
 void stage_table_bytes(const char *name, const int64_t *bytes, int n)
@@ -35,6 +43,14 @@ void stage_table_counts(const char *name, const int64_t *count, int n)
     printf("%-22s", name);
     for (int s = 0; s < n; s++)
         printf(" %10lld", (long long)count[s]);
+    putchar('\n');
+}
+
+void stage_table_ratios(const char *name, const double *ratio, int n)
+{
+    printf("%-22s", name);
+    for (int s = 0; s < n; s++)
+        printf(" %10.2f", ratio[s]);
     putchar('\n');
 }
 

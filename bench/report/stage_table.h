@@ -22,16 +22,20 @@ static inline int hybrid_of_column(int column)
     return column < N_STAGES ? HYBRID_NONE : HYBRID_HSDP + column - N_STAGES;
 }
 
-/* A column's title, such as "stage 2" or "HSDP". text is used for titles that are not constant. */
+/* Writes a column's title, such as "stage 2" or "HSDP". */
 enum { STAGE_TABLE_NAME = 24 };
-const char *column_name(int column, char text[STAGE_TABLE_NAME]);
+void column_name(int column, char text[STAGE_TABLE_NAME]);
 
-/* All tables have n columns: N_STAGES, or N_COLUMNS with the hybrids. */
+/* All tables have n columns: N_STAGES, or N_COLUMNS with the hybrids. Columns that are neither have titles,
+ * at most N_COLUMNS of at most 10 characters. */
 void stage_table_head(const char *title, int n);
+void stage_table_titles(const char *title, const char (*names)[STAGE_TABLE_NAME], int n);
 /* A row of bytes. Negative figures are left blank. */
 void stage_table_bytes(const char *name, const int64_t *bytes, int n);
 /* A row of numbers. */
 void stage_table_counts(const char *name, const int64_t *count, int n);
+/* A row of numbers with two decimals. */
+void stage_table_ratios(const char *name, const double *ratio, int n);
 /* A row of times, given in nanoseconds and printed in milliseconds. */
 void stage_table_ms(const char *name, const int64_t *ns, int n);
 /* A row for each category that any column has, and the total under total_name. */

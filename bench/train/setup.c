@@ -183,6 +183,7 @@ int train_configure(struct run *r, struct zero_config *cfg)
     cfg->memory.param_budget_bytes = o->budget;
     cfg->memory.wire_dtype = o->wire_dtype;
     cfg->deterministic = o->deterministic;
+    states_to_config(&o->states, cfg);
     cfg->checkpoint.save_async = o->save_async;
     cfg->checkpoint.save_keep = (int32_t)o->keep;
     cfg->device = o->device;

@@ -4,6 +4,7 @@
 #define ZERO_BENCH_TRAIN_H
 
 #include "bench/model/model_config.h"
+#include "bench/states.h"
 #include "bench/train/learning_rate.h"
 #include "bench/train/profile.h"
 #include "zero/zero.h"
@@ -60,6 +61,7 @@ struct train_options {
     enum zero_optimizer optimizer;
     struct lr_schedule rate;
     double beta1, beta2, weight_decay, clip;
+    struct states_options states;
 
     int64_t stage;
     /* ranks of the pipeline, 0 or 1 without one; and enum zero_schedule */

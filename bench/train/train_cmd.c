@@ -186,6 +186,11 @@ static error_t finish(struct argp_state *state, void *options)
         return option_fault(state, "--plain: has no timeline for --trace, which is libzero's");
     if (o->plain && o->optimizer != ZERO_ADAMW)
         return option_fault(state, "--optimizer: --plain knows adamw only");
+    if (o->plain && states_given(&o->states))
+        return option_fault(state, "--plain: keeps sums, masters and moments in fp32 and in its own memory");
+    const char *states = states_fault(&o->states, (int)o->dtype);
+    if (states)
+        return option_fault(state, "%s", states);
     return 0;
 }
 
@@ -293,6 +298,12 @@ static const struct option_row rows[] = {
     {"deterministic", "on|off",
      "The same bits at every stage and power-of-two world (on; off where the backend is NCCL)",
      OPTION_WORD(deterministic, option_on_off)},
+    {.help = "Bytes per parameter:"},
+    PRECISION_ROWS(states.),
+    STATES_ROW(states.),
+    STATES_DIR_ROW(states.),
+    {"rounding-seed", "N", "Of what is rounded at random (0)",
+     OPTION_INT(states.seed, 0, INT64_C(9007199254740991))},
     {.help = "Checkpoints:"},
     {"save", "DIR", "Save checkpoints into DIR, at the end and as --save-every says", OPTION_TEXT(save)},
     {"save-every", "K", "Also after every K-th step", OPTION_INT(save_every, 1, INT64_MAX / 2)},

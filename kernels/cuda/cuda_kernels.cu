@@ -401,9 +401,9 @@ __device__ __forceinline__ void encode_master(void *weights, uint16_t *remainder
 __device__ __forceinline__ void decode_state(struct several<float> &x, const struct zr_update &u,
                                              const struct coded &c, int state, bool squares)
 {
-    if (u.moments == ZR_MOMENTS_F32)
+    if (u.moments == ZERO_MOMENTS_F32)
         x = load_some(static_cast<const float *>(u.state[state]) + c.at, c.n);
-    else if (u.moments == ZR_MOMENTS_BF16)
+    else if (u.moments == ZERO_MOMENTS_BF16)
         decode_bf16(x, u.state[state], c);
     else
         decode_q8(x, u.state[state], u.scale[state], c, squares);
@@ -413,9 +413,9 @@ __device__ __forceinline__ void encode_state(const struct several<float> &x, con
                                              const struct coded &c, int state, bool squares)
 {
     const zr_noise_kind kind = (zr_noise_kind)(ZR_NOISE_STATE_0 + state);
-    if (u.moments == ZR_MOMENTS_F32)
+    if (u.moments == ZERO_MOMENTS_F32)
         store_some(static_cast<float *>(u.state[state]) + c.at, x, c.n);
-    else if (u.moments == ZR_MOMENTS_BF16)
+    else if (u.moments == ZERO_MOMENTS_BF16)
         encode_bf16(u.state[state], x, c, kind);
     else
         encode_q8(u.state[state], u.scale[state], x, c, squares, kind);
@@ -424,9 +424,9 @@ __device__ __forceinline__ void encode_state(const struct several<float> &x, con
 __device__ __forceinline__ void decode_weights(struct several<float> &w, const struct zr_update &u,
                                                const struct coded &c)
 {
-    if (u.masters == ZR_MASTERS_F32)
+    if (u.masters == ZERO_MASTERS_F32)
         w = load_some(static_cast<const float *>(u.master) + c.at, c.n);
-    else if (u.masters == ZR_MASTERS_NONE)
+    else if (u.masters == ZERO_MASTERS_NONE)
         decode_bf16(w, u.param, c);
     else
         decode_master(w, u.param, u.remainder, c);
@@ -436,13 +436,13 @@ __device__ __forceinline__ void encode_weights(const struct several<float> &w, c
                                                const struct coded &c)
 {
     const enum update_param out = update_param_of(&u);
-    if (u.masters == ZR_MASTERS_NONE) {
+    if (u.masters == ZERO_MASTERS_NONE) {
         encode_bf16(u.param, w, c, ZR_NOISE_WEIGHT);
         return;
     }
-    if (u.masters == ZR_MASTERS_F32)
+    if (u.masters == ZERO_MASTERS_F32)
         store_some(u.master + c.at, w, c.n);
-    if (u.masters == ZR_MASTERS_REMAINDER)
+    if (u.masters == ZERO_MASTERS_REMAINDER)
         encode_master(u.param, u.remainder, w, c);
     else if (out == PARAM_F32)
         store_some(static_cast<float *>(u.param) + c.at, w, c.n);

@@ -113,7 +113,7 @@ struct update_piece {
 static void decode_state(float *x, const struct update_piece *p, int state)
 {
     const struct zr_update *u = p->u;
-    if (u->moments == ZR_MOMENTS_BF16)
+    if (u->moments == ZERO_MOMENTS_BF16)
         decode_bf16(x, (const uint16_t *)u->state[state] + p->at, p->n);
     else
         decode_q8(x, (const uint8_t *)u->state[state] + p->at, u->scale[state] + p->at / ZR_Q8_BLOCK, p->n,
@@ -124,7 +124,7 @@ static void encode_state(const float *x, const struct update_piece *p, int state
 {
     const struct zr_update *u = p->u;
     const enum zr_noise_kind kind = (enum zr_noise_kind)(ZR_NOISE_STATE_0 + state);
-    if (u->moments == ZR_MOMENTS_BF16) {
+    if (u->moments == ZERO_MOMENTS_BF16) {
         encode_bf16((uint16_t *)u->state[state] + p->at, x, p->n, &u->rounding, kind, p->at);
         return;
     }
@@ -137,7 +137,7 @@ static void encode_state(const float *x, const struct update_piece *p, int state
 static void decode_piece_weights(float *w, const struct update_piece *p)
 {
     const uint16_t *weight = (const uint16_t *)p->u->param + p->at;
-    if (p->u->masters == ZR_MASTERS_NONE)
+    if (p->u->masters == ZERO_MASTERS_NONE)
         decode_bf16(w, weight, p->n);
     else
         decode_masters(w, weight, p->u->remainder + p->at, p->n);
@@ -146,7 +146,7 @@ static void decode_piece_weights(float *w, const struct update_piece *p)
 static void encode_piece_weights(const float *w, const struct update_piece *p)
 {
     uint16_t *weight = (uint16_t *)p->u->param + p->at;
-    if (p->u->masters == ZR_MASTERS_NONE)
+    if (p->u->masters == ZERO_MASTERS_NONE)
         encode_bf16(weight, w, p->n, &p->u->rounding, ZR_NOISE_WEIGHT, p->at);
     else
         encode_masters(weight, p->u->remainder + p->at, w, p->n);
@@ -155,7 +155,7 @@ static void encode_piece_weights(const float *w, const struct update_piece *p)
 static void update_piece(const struct update_piece *p)
 {
     float w[UPDATE_PIECE], grad[UPDATE_PIECE], state[ZR_OPTIMIZER_STATES][UPDATE_PIECE];
-    const bool coded_weights = p->u->masters != ZR_MASTERS_F32, coded = p->u->moments != ZR_MOMENTS_F32;
+    const bool coded_weights = p->u->masters != ZERO_MASTERS_F32, coded = p->u->moments != ZERO_MOMENTS_F32;
     struct zr_update u = *p->u;
     zr_update_advance(&u, p->at);
     u.n = p->n;
@@ -174,8 +174,8 @@ static void update_piece(const struct update_piece *p)
             decode_state(state[i], p, i);
             u.state[i] = state[i];
         }
-    u.masters = ZR_MASTERS_F32;
-    u.moments = ZR_MOMENTS_F32;
+    u.masters = ZERO_MASTERS_F32;
+    u.moments = ZERO_MOMENTS_F32;
     update_f32(&u);
     if (coded_weights)
         encode_piece_weights(w, p);

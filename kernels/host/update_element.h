@@ -92,7 +92,7 @@ ALWAYS_INLINE int update_squares(enum zero_optimizer kind)
 
 ALWAYS_INLINE bool update_is_f32(const struct zr_update *u)
 {
-    return u->masters == ZR_MASTERS_F32 && u->moments == ZR_MOMENTS_F32 && u->grad_dtype == ZERO_F32;
+    return u->masters == ZERO_MASTERS_F32 && u->moments == ZERO_MOMENTS_F32 && u->grad_dtype == ZERO_F32;
 }
 
 /* Returns the new weight for weight w and gradient g. The states are updated in place. */

@@ -109,7 +109,7 @@ static int64_t update_states(struct zr_sim *w, struct zr_line *l, const struct z
 
 static int64_t run_update(struct zr_sim *w, struct zr_line *l, const struct zr_update *u, uint32_t step)
 {
-    const bool f32 = u->masters == ZR_MASTERS_F32, skip = u->scalars->skip;
+    const bool f32 = u->masters == ZERO_MASTERS_F32, skip = u->scalars->skip;
     void *weights = f32 ? (void *)u->master : u->param;
     const int64_t size = u->param ? zr_dtype_bytes(u->param_dtype) : 0, bytes = u->n * (f32 ? 4 : size),
                   grad_bytes = u->n * zr_dtype_bytes(u->grad_dtype),

@@ -413,13 +413,15 @@ int zr_engine_barrier(struct zr_engine *e);
 /* A run of this rank's values in a checkpoint. */
 struct zr_run {
     const struct zr_flat *flat;
-    /* As in zr_engine_read. */
+    /* As in zr_engine_read, or ZR_SCALE(i). Masters that are kept as 16 more bits are these bits. */
     int kind;
-    /* Elements of the flat. n may be 0. */
+    /* Elements of the flat for each value: ZR_Q8_BLOCK if the values are scales, else 1. */
+    int64_t per;
+    /* Values of the flat. n may be 0. */
     int64_t first, n;
-    /* Bytes of an element. */
+    /* Bytes of a value. */
     int64_t size;
-    /* Address of element `first`. */
+    /* Address of value `first`. */
     char *at;
     /* Byte offset in the snapshot, or in memory where all runs of this walk lie end to end; and the bytes
      * reserved for the run. */

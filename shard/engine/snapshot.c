@@ -68,22 +68,27 @@ void zr_snapshot_listener_close(struct zr_snapshot_listener *l)
  * has a copy of the value, else its slice within the world (ZR_LEVEL_FINE). */
 static enum zr_level level_to_load(const struct zr_engine *e, const struct zr_flat *f, int kind)
 {
-    bool param = kind == ZR_VALUE_PARAM || (kind == ZR_VALUE_MASTER && f->dtype == ZERO_F32);
+    bool param = kind == ZR_VALUE_PARAM || (kind == ZR_VALUE_MASTER && !zr_plan_master_size(f));
     return !param && e->plan->placement.state[ZR_OUTER] == ZR_CUT ? ZR_LEVEL_FINE : ZR_LEVEL_INNER;
 }
 
-/* Fills in which elements of the flat the run has, and where they are now and in a snapshot. */
+/* Fills in which values of the flat the run has, and where they are now and in a snapshot. */
 static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level level)
 {
     const struct zr_flat *f = run->flat;
     struct zr_span span = zr_flat_span(f, e->at, level);
-    run->first = span.first;
-    run->n = span.n;
-    run->size = run->kind == ZR_VALUE_PARAM ? zr_dtype_bytes(f->dtype) : (int64_t)sizeof(float);
-    run->snapshot_bytes = (level == ZR_LEVEL_FINE ? f->fine_elems : f->inner_elems) * run->size;
-    run->at = run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, f, run->first)
-              : run->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, f, run->first)
-                                             : zr_engine_state_at(e, f, run->kind, run->first);
+    run->per = run->kind < ZR_SCALE(0) ? 1 : ZR_Q8_BLOCK;
+    run->first = span.first / run->per;
+    run->n = (span.n + run->per - 1) / run->per;
+    run->size = zr_plan_saved_size(f, run->kind);
+    run->snapshot_bytes =
+        zr_plan_snapshot_bytes(f, run->kind, level == ZR_LEVEL_FINE ? f->fine_elems : f->inner_elems);
+    if (run->kind >= ZR_SCALE(0))
+        run->at = (char *)zr_engine_scales_at(e, f, run->kind - ZR_SCALE(0), span.first);
+    else
+        run->at = run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, f, span.first)
+                  : run->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, f, span.first)
+                                                 : zr_engine_state_at(e, f, run->kind, span.first);
 }
 
 /* Calls fn for each run: the elements of one flat and one kind of value that this rank saves or loads. */
@@ -93,7 +98,7 @@ static int for_runs(struct zr_engine *e, bool to_load, int (*fn)(void *arg, cons
     int64_t at = 0;
     for (int32_t i = 0; i < e->layout->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[i];
-        for (int kind = ZR_VALUE_PARAM; kind < e->plan->n_states; kind++) {
+        for (int kind = ZR_VALUE_PARAM; kind < ZR_N_KINDS; kind++) {
             if (!zr_plan_saves(f, kind) || (f->copy && !to_load))
                 continue;
             struct zr_run run = {.flat = f, .kind = kind, .snapshot_at = at};

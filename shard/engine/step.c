@@ -16,8 +16,8 @@ struct zr_steps {
     uint32_t n_calls;
     /* added to n_calls for the number in messages, which goes on after a load */
     int64_t offset;
-    /* steps that were begun, also before a load. Once the last one is settled, t + n_skipped. Noise depends on
-     * it, because t is not known before the last step is settled. */
+    /* steps that were begun, also before a load. Once the last one is settled, t + n_skipped. Noise depends
+     * on it, because t is not known before the last step is settled. */
     int64_t begun;
     /* states were loaded, so the next zero_step computes the offset anew */
     bool renumber;
@@ -254,8 +254,8 @@ static int32_t dp_place_of(const struct zr_engine *e, int32_t rank)
     return place;
 }
 
-/* Returns the name of the tensor whose reduced gradient `rank` has at position `at` of the arena, in units of 2
- * bytes. Returns NULL if `rank` is in another pipeline stage. */
+/* Returns the name of the tensor whose reduced gradient `rank` has at position `at` of the arena, in units of
+ * 2 bytes. Returns NULL if `rank` is in another pipeline stage. */
 static const char *tensor_at(const struct zr_engine *e, int32_t rank, int64_t at)
 {
     const struct zr_layout *l = e->layout;

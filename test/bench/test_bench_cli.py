@@ -6,7 +6,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import CATEGORIES, OPTIMIZERS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
+from bench_program import CATEGORIES, OPTIMIZERS, STATES_KEYS, TEXT, ZERO_RUN, bench, lines, run, ZERO_BENCH  # noqa: E402
 
 PAGE = 4096
 SUBCOMMANDS = ['train', 'sample', 'plan', 'tune', 'memory', 'checkpoint', 'export', 'kernels', 'profile', 'comm', 'scale', 'pipeline', 'verify']
@@ -58,6 +58,9 @@ class Refused(unittest.TestCase):
                 ('export', '--max-file=0', f"--max-file: '0' {size} 1 (K, M, G, T may follow)"),
                 ('export', '--dtype=f16', "--dtype: 'f16' is not f32 or bf16"), ('kernels', '--device=tpu', "--device: 'tpu' is not host or cuda"),
                 ('train', '--deterministic=1', "--deterministic: '1' is not on or off"),
+                ('train', '--masters=bf16', "--masters: 'bf16' is not f32, remainder or none"), ('plan', '--moments=8', "--moments: '8' is not f32, bf16 or q8"),
+                ('memory', '--states=disk', "--states: 'disk' is not device, host or file"), ('train', '--grad-sum=f16', "--grad-sum: 'f16' is not f32 or bf16"),
+                ('train', '--rounding-seed=9007199254740992', f"--rounding-seed: '9007199254740992' {whole} 0 to 9007199254740991"),
                 ('plan', '--model=gpt3', "--model: 'gpt3' is not gpt2-nano, gpt2-124M, gpt2-355M, gpt2-774M or gpt2-1.5B, nor a folder"),
                 ('plan', '--optimizer=adagrad', f"--optimizer: 'adagrad' is not {', '.join(OPTIMIZERS[:-1])} or {OPTIMIZERS[-1]}"),
                 ('kernels', '--gemm=1,2', "--gemm: '1,2' is not three numbers from 1 to 1000000, as in 8192,8192,8192"),
@@ -78,6 +81,17 @@ class Refused(unittest.TestCase):
         self.refused(['train', '--plain', '--optimizer=sgd'], '--optimizer', 'adamw')
         self.refused(['train', '--plain', '--import=x'], '--plain')
         self.refused(['train', '--plain', '--export=x'], '--plain')
+        for option in ['--masters=remainder', '--moments=q8', '--grad-sum=bf16', '--states=host', '--rounding-seed=2']:
+            self.refused(['train', '--plain', '--dtype=bf16', option], '--plain', 'fp32')
+        for command in 'train', 'plan', 'memory':
+            for option in '--masters=none', '--grad-sum=bf16':
+                self.refused([command, '--dtype=f32', option], option.split('=')[0], '--dtype bf16')
+        for command in 'train', 'memory':
+            self.refused([command, '--states-dir=/tmp'], '--states-dir', '--states file')
+        self.refused(['memory', '--stage=1'], '--stage', '--precisions')
+        self.refused(['memory', '--precisions'], '--precisions', '--dtype bf16')
+        for option in '--masters=none', '--grad-sum=bf16', '--moments=q8', '--dp-shard=2':
+            self.refused(['memory', '--precisions', '--dtype=bf16', option], '--precisions')
         for alone in ['--save-every=2', '--save-async', '--keep=1', '--load=latest']:
             self.refused(['train', alone], '--save:')
         for stage in '03':
@@ -351,7 +365,7 @@ class Plan(unittest.TestCase):
         stages = lines(done.stdout)
         self.assertEqual([s['stage'] for s in stages], [0, 1, 2, 3])
         for s in stages:
-            self.assertEqual(list(s), ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns'])
+            self.assertEqual(list(s), ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns', *STATES_KEYS])
             self.assertGreater(s.pop('plan_ns'), 0)
             self.assertEqual(list(s['bytes']), CATEGORIES)
             self.assertEqual(sum(v for k, v in s['bytes'].items() if k != 'total'), s['bytes']['total'])
@@ -443,8 +457,8 @@ class PlanOfStages(unittest.TestCase):
     can be computed by hand."""
     C, T, V, L = 64, 32, 256, 5
     SIZES = ['--layers=5', '--channels=64', '--heads=4', '--vocab=256', '--context=32', '--dtype=f32', '--pp=2', '--world=2']
-    KEYS = ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns', 'pp', 'schedule', 'micro_batches', 'bubble', 'pp_rank',
-            'activation_bytes', 'all_bytes', 'pp_ranks']
+    KEYS = ['stage', 'bytes', 'paper_bytes', 'wire_bytes', 'plan_ns', *STATES_KEYS, 'pp', 'schedule', 'micro_batches', 'bubble',
+            'pp_rank', 'activation_bytes', 'all_bytes', 'pp_ranks']
     RANK_KEYS = ['pp_rank', 'layers', 'n_params', 'bytes', 'kept', 'activation_bytes', 'wire_bytes', 'moved_bytes']
 
     def of(self, *args, err=''):

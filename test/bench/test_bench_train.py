@@ -19,7 +19,7 @@ import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from bench_program import (CATEGORIES, OPTIMIZERS, STEP_KEYS, SUMMARY_KEYS, TEXT, TINY, ZERO_BENCH, ZERO_RUN, bench, lines, run,  # noqa: E402
+from bench_program import (CATEGORIES, OPTIMIZERS, STATES_KEYS, STEP_KEYS, SUMMARY_KEYS, TEXT, TINY, ZERO_BENCH, ZERO_RUN, bench, lines, run,  # noqa: E402
                            train)
 
 STEPS = 4
@@ -625,7 +625,7 @@ class Others(unittest.TestCase):
         stages = lines(done.stdout)
         self.assertEqual([s['stage'] for s in stages], [0, 1, 2, 3])
         for s in stages:
-            self.assertEqual(list(s), ['stage', 'model', 'n_params', 'ranks', 'planned_bytes', 'bytes', 'peak_rss_bytes', 'state_sha256', 'losses'])
+            self.assertEqual(list(s), ['stage', 'model', 'n_params', 'ranks', 'planned_bytes', 'bytes', 'peak_rss_bytes', 'state_sha256', 'losses', *STATES_KEYS])
             self.assertEqual(s['planned_bytes'], s['bytes'])
             self.assertGreater(s['peak_rss_bytes'], s['bytes']['total'])
 

@@ -61,6 +61,7 @@ static void test_nothing_beyond_what_was_resident(void **state)
     double drawn[N_STAGES + 1] = {0}, label[N_STAGES + 1] = {0}, unit = 1e6;
     for (int i = 0; i <= N_STAGES; i++) {
         struct memory_column *m = i ? &stages[i - 1] : &plain;
+        snprintf(m->name, sizeof m->name, "column %d", i);
         m->fullest.allocated.param_shards = 100 * 1000 * 1000;
         m->fullest.allocated.moments = 300 * 1000 * 1000;
         m->fullest.allocated.total = 400 * 1000 * 1000;

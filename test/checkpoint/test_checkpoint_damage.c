@@ -317,8 +317,8 @@ static void another_manifest(struct model_rank *m, void *arg)
     static const struct {
         const char *was, *is, *says;
     } changes[] = {
-        {"libzero checkpoint 1", "libzero checkpoint 2",
-         "format is \"libzero checkpoint 2\"; this library reads \"libzero checkpoint 1\""},
+        {"libzero checkpoint 1", "libzero checkpoint 3",
+         "format is \"libzero checkpoint 3\"; this library reads \"libzero checkpoint 1\""},
         {"\"updates\":2", "\"updates\":3", "updates are not whole numbers in 0..2"},
         {"\"updates\":2", "\"updates\":[2]", "updates has 1 numbers"},
         {"\"updates\":2", "\"update\":2", "updates are not whole numbers in 0..2"},

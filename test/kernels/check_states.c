@@ -183,16 +183,16 @@ static int squares_of(enum zero_optimizer kind)
 static void point(struct arrays *a, int n_states)
 {
     struct zr_update *u = &a->u;
-    const bool f32 = u->masters == ZR_MASTERS_F32;
+    const bool f32 = u->masters == ZERO_MASTERS_F32;
     u->master = f32 ? a->master.p : NULL;
-    u->remainder = u->masters == ZR_MASTERS_REMAINDER ? a->remainder.p : NULL;
+    u->remainder = u->masters == ZERO_MASTERS_REMAINDER ? a->remainder.p : NULL;
     u->param = a->param.p;
     u->param_dtype = ZERO_BF16;
     u->grad = a->grad.p;
     u->scalars = &a->scalars;
     for (int i = 0; i < n_states; i++) {
         u->state[i] = a->state[i].p;
-        u->scale[i] = u->moments == ZR_MOMENTS_Q8 ? a->scale[i].p : NULL;
+        u->scale[i] = u->moments == ZERO_MOMENTS_Q8 ? a->scale[i].p : NULL;
     }
 }
 
@@ -205,9 +205,9 @@ static uint32_t noise_at(const struct zr_update *u, enum zr_noise_kind kind, int
 
 static float read_state(const struct zr_update *u, int s, int64_t i)
 {
-    if (u->moments == ZR_MOMENTS_F32)
+    if (u->moments == ZERO_MOMENTS_F32)
         return ((float *)u->state[s])[i];
-    if (u->moments == ZR_MOMENTS_BF16)
+    if (u->moments == ZERO_MOMENTS_BF16)
         return bf16_to_float(((uint16_t *)u->state[s])[i]);
     return zr_q8_value(((uint8_t *)u->state[s])[i], bf16_to_float(u->scale[s][i / 32]),
                        squares_of(u->kind) == s);
@@ -223,9 +223,9 @@ static void write_state(const struct zr_update *u, int s, const float *x)
         for (int64_t k = i / 32 * 32; k < u->n && k < i / 32 * 32 + 32; k++)
             if (zr_q8_size(x[k], squares) > largest)
                 largest = zr_q8_size(x[k], squares);
-        if (u->moments == ZR_MOMENTS_F32)
+        if (u->moments == ZERO_MOMENTS_F32)
             ((float *)u->state[s])[i] = x[i];
-        else if (u->moments == ZR_MOMENTS_BF16)
+        else if (u->moments == ZERO_MOMENTS_BF16)
             ((uint16_t *)u->state[s])[i] = zr_round_random(x[i], noise);
         else {
             u->scale[s][i / 32] = zr_q8_scale(largest);
@@ -255,17 +255,17 @@ static void reference(const struct zr_update *u, int n_states)
     float *x[2] = {malloc((size_t)(4 * u->n) + 1), malloc((size_t)(4 * u->n) + 1)};
     uint16_t *half = u->param;
     for (int64_t i = 0; i < u->n; i++) {
-        float w = u->masters == ZR_MASTERS_F32         ? u->master[i]
-                  : u->masters == ZR_MASTERS_REMAINDER ? zr_join_master(half[i], u->remainder[i])
-                                                       : bf16_to_float(half[i]);
+        float w = u->masters == ZERO_MASTERS_F32         ? u->master[i]
+                  : u->masters == ZERO_MASTERS_REMAINDER ? zr_join_master(half[i], u->remainder[i])
+                                                         : bf16_to_float(half[i]);
         for (int s = 0; s < 2; s++)
             x[s][i] = s < n_states ? read_state(u, s, i) : 0;
         element_f32(u, u->scalars->grad_scale, read_grad(u, i), &w, &x[0][i], &x[1][i]);
-        half[i] = u->masters == ZR_MASTERS_NONE ? zr_round_random(w, noise_at(u, ZR_NOISE_WEIGHT, i))
-                                                : zr_round_away(w);
-        if (u->masters == ZR_MASTERS_F32)
+        half[i] = u->masters == ZERO_MASTERS_NONE ? zr_round_random(w, noise_at(u, ZR_NOISE_WEIGHT, i))
+                                                  : zr_round_away(w);
+        if (u->masters == ZERO_MASTERS_F32)
             u->master[i] = w;
-        else if (u->masters == ZR_MASTERS_REMAINDER)
+        else if (u->masters == ZERO_MASTERS_REMAINDER)
             u->remainder[i] = zr_remainder_of(w);
     }
     for (int s = 0; s < n_states; s++)
@@ -273,8 +273,8 @@ static void reference(const struct zr_update *u, int n_states)
     free(x[0]), free(x[1]);
 }
 
-static struct arrays open_arrays(const struct variant *v, enum zr_masters masters, enum zr_moments moments,
-                                 int64_t n, int64_t shift)
+static struct arrays open_arrays(const struct variant *v, enum zero_masters masters,
+                                 enum zero_moments moments, int64_t n, int64_t shift)
 {
     const int64_t size = zr_moments_bytes(moments), blocks = (n + 31) / 32;
     struct arrays a = {
@@ -323,8 +323,8 @@ static void fill(struct arrays *a, int n_states)
     free(x);
 }
 
-static void check_coded(const struct zr_host_kernels *k, const struct variant *v, enum zr_masters masters,
-                        enum zr_moments moments, enum zero_dtype grad, int64_t n, int64_t shift, int where)
+static void check_coded(const struct zr_host_kernels *k, const struct variant *v, enum zero_masters masters,
+                        enum zero_moments moments, enum zero_dtype grad, int64_t n, int64_t shift, int where)
 {
     struct arrays a = open_arrays(v, masters, moments, n, shift),
                   b = open_arrays(v, masters, moments, n, shift);
@@ -332,7 +332,7 @@ static void check_coded(const struct zr_host_kernels *k, const struct variant *v
     if (where == 1) /* the upper half of the element's number changes inside */
         a.u.rounding.first = (INT64_C(7) << 32) - 64;
     if (where == 2) {
-        a.u.rounding.run = moments == ZR_MOMENTS_Q8 ? 96 : 37;
+        a.u.rounding.run = moments == ZERO_MOMENTS_Q8 ? 96 : 37;
         a.u.rounding.at = 32;
         a.u.rounding.skip = 320;
     }
@@ -363,12 +363,12 @@ static void check_update(void **state)
     static const int64_t sizes[] = {0, 1, 31, 32, 33, 256, 1000, 2085};
     int turn = 0;
     FOR_EACH(struct variant, v, variants)
-    for (int masters = 0; masters <= ZR_MASTERS_NONE; masters++)
-        for (int moments = 0; moments <= ZR_MOMENTS_Q8; moments++)
+    for (int masters = 0; masters <= ZERO_MASTERS_NONE; masters++)
+        for (int moments = 0; moments <= ZERO_MOMENTS_Q8; moments++)
             for (int bf16 = 0; bf16 < 2; bf16++)
                 FOR_EACH(int64_t, n, sizes)
-    check_coded(*state, v, (enum zr_masters)masters, (enum zr_moments)moments, bf16 ? ZERO_BF16 : ZERO_F32,
-                *n, turn * 3 % 8, turn % 4),
+    check_coded(*state, v, (enum zero_masters)masters, (enum zero_moments)moments,
+                bf16 ? ZERO_BF16 : ZERO_F32, *n, turn * 3 % 8, turn % 4),
         turn++;
 }
 
@@ -377,12 +377,12 @@ static void check_pieces(void **state)
 {
     const struct zr_host_kernels *k = *state;
     enum { N = 1000 };
-    for (int masters = ZR_MASTERS_REMAINDER; masters <= ZR_MASTERS_NONE; masters++)
-        for (int moments = 0; moments <= ZR_MOMENTS_Q8; moments++) {
-            struct arrays a = open_arrays(&variants[0], (enum zr_masters)masters, (enum zr_moments)moments, N,
-                                          0),
-                          b = open_arrays(&variants[0], (enum zr_masters)masters, (enum zr_moments)moments, N,
-                                          0);
+    for (int masters = ZERO_MASTERS_REMAINDER; masters <= ZERO_MASTERS_NONE; masters++)
+        for (int moments = 0; moments <= ZERO_MOMENTS_Q8; moments++) {
+            struct arrays a = open_arrays(&variants[0], (enum zero_masters)masters,
+                                          (enum zero_moments)moments, N, 0),
+                          b = open_arrays(&variants[0], (enum zero_masters)masters,
+                                          (enum zero_moments)moments, N, 0);
             point(&a, 2), point(&b, 2);
             fill(&a, 2);
             for (int i = 0; i < N_ARRAYS; i++)
@@ -513,8 +513,8 @@ enum { MANY = 2048, N_MANY = 1000 };
 static void check_500_steps(void **state)
 {
     const struct zr_host_kernels *k = *state;
-    struct arrays a = open_arrays(&variants[0], ZR_MASTERS_F32, ZR_MOMENTS_F32, MANY, 0),
-                  b = open_arrays(&variants[0], ZR_MASTERS_REMAINDER, ZR_MOMENTS_F32, MANY, 0);
+    struct arrays a = open_arrays(&variants[0], ZERO_MASTERS_F32, ZERO_MOMENTS_F32, MANY, 0),
+                  b = open_arrays(&variants[0], ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_F32, MANY, 0);
     point(&a, 2), point(&b, 2);
     fill(&a, 2);
     for (int i = 0; i < N_ARRAYS; i++)
@@ -537,10 +537,11 @@ static void check_500_steps(void **state)
 /* Returns the mean of v / v in fp32 with beta2 0.999, after Gaussian gradients of log-normal size. Halfway
  * they become ten times smaller, so v must fall, by less than half a step of bf16 at a time. With
  * nearest, v is fp32 in the kernel and rounded to the nearest bf16 here: the mistake that noise avoids. */
-static double mean_of_squares(const struct zr_host_kernels *k, enum zr_moments moments, bool nearest)
+static double mean_of_squares(const struct zr_host_kernels *k, enum zero_moments moments, bool nearest)
 {
-    struct arrays a = open_arrays(&variants[0], ZR_MASTERS_F32, ZR_MOMENTS_F32, MANY, 0),
-                  b = open_arrays(&variants[0], ZR_MASTERS_F32, nearest ? ZR_MOMENTS_F32 : moments, MANY, 0);
+    struct arrays a = open_arrays(&variants[0], ZERO_MASTERS_F32, ZERO_MOMENTS_F32, MANY, 0),
+                  b = open_arrays(&variants[0], ZERO_MASTERS_F32, nearest ? ZERO_MOMENTS_F32 : moments, MANY,
+                                  0);
     static float size[MANY];
     double sum = 0;
     point(&a, 2), point(&b, 2);
@@ -569,9 +570,9 @@ static double mean_of_squares(const struct zr_host_kernels *k, enum zr_moments m
 
 static void check_squares(void **state)
 {
-    const double random = mean_of_squares(*state, ZR_MOMENTS_BF16, false),
-                 q8 = mean_of_squares(*state, ZR_MOMENTS_Q8, false),
-                 nearest = mean_of_squares(*state, ZR_MOMENTS_BF16, true);
+    const double random = mean_of_squares(*state, ZERO_MOMENTS_BF16, false),
+                 q8 = mean_of_squares(*state, ZERO_MOMENTS_Q8, false),
+                 nearest = mean_of_squares(*state, ZERO_MOMENTS_BF16, true);
     printf("mean of v / v in fp32: bf16 at random %.4f, 8 bits %.4f, bf16 to nearest %.4f\n", random, q8,
            nearest);
 #ifndef CHECK_GPU
@@ -595,16 +596,18 @@ static void time_states(const struct zr_host_kernels *k)
     static const char *const masters_names[] = {"f32", "remainder", "none"}, *const moments_names[] = {
                                                                                  "f32", "bf16", "q8"};
     FOR_EACH(struct bench_size, s, bench_sizes)
-    for (int masters = 0; masters <= ZR_MASTERS_NONE; masters++)
-        for (int moments = 0; moments <= ZR_MOMENTS_Q8; moments++) {
+    for (int masters = 0; masters <= ZERO_MASTERS_NONE; masters++)
+        for (int moments = 0; moments <= ZERO_MOMENTS_Q8; moments++) {
             struct arrays a =
-                open_arrays(&variants[0], (enum zr_masters)masters, (enum zr_moments)moments, s->n, 0);
+                open_arrays(&variants[0], (enum zero_masters)masters, (enum zero_moments)moments, s->n, 0);
             struct {
                 const struct zr_host_kernels *k;
                 struct zr_update u;
             } timed;
             char name[64];
-            const int64_t weight = masters == ZR_MASTERS_F32 ? 10 : masters == ZR_MASTERS_REMAINDER ? 8 : 4;
+            const int64_t weight = masters == ZERO_MASTERS_F32         ? 10
+                                   : masters == ZERO_MASTERS_REMAINDER ? 8
+                                                                       : 4;
             point(&a, 2);
             for (int i = 0; i < N_ARRAYS; i++)
                 memset(array_of(&a, i)->p, 0, (size_t)array_of(&a, i)->bytes);

@@ -3,6 +3,7 @@
 #include "test/zero/pp_model.h"
 #include "test/cmocka.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +27,7 @@ const struct mesh pp_meshes[PP_MESHES] = {{1, 1, 1, 0},    {2, 2, 1, 3},    {3, 
                                           {2, 2, 1, 2, 2}, {3, 1, 2, 3, 2}, {2, 1, 1, 0, 3}};
 struct bits pp_found[MAX_WORLD][2];
 bool pp_leaves_out;
+int pp_skipped_step = -1;
 
 static int n_layers = LAYERS;
 
@@ -199,12 +201,15 @@ int pp_wrap(struct toy_rank *r, struct model **out, struct place *at, zero_ctx *
     const struct setup *s = r->arg;
     const struct mesh *on = s->mesh;
     struct zero_config cfg = toy_config(r, on->stage);
+    cfg.optim.masters = s->masters;
+    cfg.optim.moments = s->moments;
+    cfg.memory.seed = s->seed;
     struct zero_optim lion = cfg.optim;
     lion.optimizer = ZERO_LION;
     cfg.optim_groups = &lion;
     cfg.n_optim_groups = 1;
     OR_RETURN(pipeline_place(&cfg, on->stage, on->pp, on->dp, on->tp, at));
-    cfg.debug.log = toy_forget_line;
+    cfg.debug.log = s->log ? s->log : toy_forget_line;
     cfg.clip = 0;
     cfg.checkpoint.save_async = s->async;
     cfg.debug.check = s->check;
@@ -283,7 +288,9 @@ static void add_gradients(const struct model *m, int unit, int step, int micro)
         for (int half = tied && !last && !m->untied; half <= (tied && first); half++)
             for (int64_t i = 0, n = o->n / o->n_layers; i < n; i++) {
                 int64_t whole = whole_of(s, m->tp, m->part, o->from + layer * n + i);
-                float g = whole < 0 ? 0 : pp_value(o->tensor, draw + half, whole);
+                float g = whole < 0                 ? 0
+                          : step == pp_skipped_step ? INFINITY
+                                                    : pp_value(o->tensor, draw + half, whole);
                 pp_put(s->dtype, m->grad[k], layer * n + i, pp_get(s->dtype, m->grad[k], layer * n + i) + g);
             }
     }

@@ -42,6 +42,9 @@ void pp_set_layers(int n);
 /* If set, step 1 runs no backward for wpe, which is in the first pipeline stage, and for the last layer. */
 extern bool pp_leaves_out;
 
+/* If not negative, gradients of this step are not finite, so it is skipped. */
+extern int pp_skipped_step;
+
 /* v: pipeline stages per rank; 0: one. stage: the ZeRO stage; above 3: a hybrid. If pp is 1 and v is above 1,
  * only the first pipeline stage has the embedding, because the library does not tie tensors there. */
 struct mesh {
@@ -54,6 +57,10 @@ struct setup {
     const struct mesh *mesh;
     const char *folder;
     bool async, check;
+    /* enum zero_masters and enum zero_moments of all tensors, and the seed of their rounding */
+    int masters, moments, seed;
+    /* NULL: lines are dropped */
+    void (*log)(void *arg, const char *line);
     /* initial values are set after zero_wrap */
     bool later;
     /* weight maps do not name the tied tensor a second time */

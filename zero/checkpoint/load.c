@@ -5,54 +5,14 @@
  * Each rank reads the heads of all files, so it knows where every range of every tensor lies. It checks that
  * the ranges cover the model once, and reads those that it keeps. A tensor that was frozen when it was saved
  * may be trained now, or the reverse. A frozen tensor has only weights, in the dtype of the model. A trained
- * one has fp32 masters and states. */
+ * one has masters and states as well, which may be kept in another precision than they were saved in. */
 #include "comm/first_error.h"
 #include "kernels/alloc.h"
-#include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/load_inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind)
-{
-    const struct zr_manifest_tensor *was = l->was[tensor];
-    if (kind == ZR_VALUE_PARAM)
-        return !was->trainable || l->z->whole.tensors[tensor].dtype != ZERO_F32;
-    return was->trainable && kind < was->n_states;
-}
-
-/* Returns how many more bytes per element a master has than the weight that it is read from. Such weights are
- * read to the end of the masters' memory, and widened there. */
-static int64_t bytes_to_widen(const struct zr_loading *l, const struct zr_extent *x)
-{
-    bool other = x->kind == ZR_VALUE_MASTER && !zr_loading_is_saved(l, x->tensor, x->kind);
-    return other ? x->size - zr_dtype_bytes(l->z->whole.tensors[x->tensor].dtype) : 0;
-}
-
-bool zr_loading_source(const struct zr_loading *l, const struct zr_extent *x, struct zr_extent *from)
-{
-    int64_t more = bytes_to_widen(l, x);
-    *from = *x;
-    if (zr_loading_is_saved(l, x->tensor, x->kind))
-        return true;
-    from->kind = x->kind == ZR_VALUE_PARAM ? ZR_VALUE_MASTER : ZR_VALUE_PARAM;
-    from->size = x->size - more;
-    from->at = x->at + x->n * more;
-    return x->kind < 0;
-}
-
-void zr_loading_widen(const struct zr_loading *l)
-{
-    for (int64_t i = 0; i < l->own.n; i++) {
-        const struct zr_extent *x = &l->own.list[i];
-        int64_t more = bytes_to_widen(l, x);
-        if (more)
-            zr_floats_copy(x->at, ZERO_F32, x->at + x->n * more,
-                           zr_st_dtype_of(l->z->whole.tensors[x->tensor].dtype), x->n);
-    }
-}
 
 /* Prints how many tensors have changed, and the first one's name; "" if none has. */
 static void print_changed(const struct zr_loading *l, bool was_trained, const char *what, char out[300])
@@ -171,6 +131,8 @@ static int apply(struct zr_loading *l)
                 (long long)m->t, m->stage, m->world);
     if (z->world.rank == 0)
         report_kinds(l);
+    if (z->world.rank == 0)
+        zr_loading_report_precision(l);
     return 0;
 }
 
@@ -235,7 +197,6 @@ int zero_load(zero_ctx *z, const char *path)
     ZR_BEGIN_CALL(z, ZR_CALL_LOAD);
     if (!path || !*path)
         return zr_fail(ZERO_ERR_ARG, "zero_load: path is NULL or empty");
-    ZR_TRY(zr_check_precisions(z, "zero_load"));
     zr_engine_called(z->engine, 0);
     int err = load(z, path);
     return err ? zr_fail_more(err, "zero_load") : 0;

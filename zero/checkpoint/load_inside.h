@@ -13,7 +13,7 @@ struct zr_load_range {
     int kind;
     /* Part of a tensor that was saved in parts; otherwise 0. */
     int32_t part;
-    /* Elements of the tensor or part, and the byte of the file where they begin. */
+    /* Elements of the tensor or part, or blocks for scales, and the byte of the file where they begin. */
     int64_t first, n, at;
 };
 
@@ -37,6 +37,8 @@ struct zr_loading {
     /* Values are read directly to their places, and staged holds only buffers. */
     bool direct;
     struct zr_extents own;
+    /* Memory for values that are converted. */
+    char *wide;
     struct zr_loaded_checkpoint *loaded;
 };
 
@@ -49,12 +51,60 @@ void zr_unit_steps_load(const struct zr_loading *l);
 int zr_loading_read(struct zr_loading *l);
 void zr_loading_free(struct zr_loading *l);
 
-/* load.c. Whether the checkpoint has values of this kind of the tensor. */
+/* A run of saved values that follow each other in a part of a tensor as it was saved, and in this rank's
+ * part. */
+struct zr_saved_run {
+    /* -1: padding, or another rank will send the values. */
+    int32_t part;
+    int64_t first, n;
+};
+/* Returns the run that begins with value number `at` of this rank's part of the tensor, which is in the
+ * extent. */
+struct zr_saved_run zr_loading_run(const struct zr_loading *l, const struct zr_extent *x, int64_t at);
+
+/* ---- load_convert.c: values that are kept otherwise than they were saved ---- */
+
+/* How an extent of this rank is read. */
+struct zr_load_source {
+    enum {
+        ZR_LOAD_AS_SAVED,
+        /* Through fp32. */
+        ZR_LOAD_CONVERTED,
+        /* Nothing was saved. The extent begins at zero. */
+        ZR_LOAD_ZEROS,
+        /* Scales that are made with their states. */
+        ZR_LOAD_NOTHING
+    } way;
+    /* The saved values, and their bytes. */
+    int kind;
+    int64_t size;
+    /* They are converted with scales. */
+    bool has_scales;
+};
+
+/* Whether the checkpoint has values of this kind of the tensor. */
 bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind);
-/* Finds the saved values that an extent of this rank is read from, and the memory that they are read to.
- * Returns false if there are none, so that the extent begins at zero. */
-bool zr_loading_source(const struct zr_loading *l, const struct zr_extent *x, struct zr_extent *from);
-/* Makes fp32 masters of weights that were read into the masters' memory. Call it once everything is read. */
-void zr_loading_widen(const struct zr_loading *l);
+/* Returns how many values of this kind a part has in the checkpoint. */
+int64_t zr_loading_saved_values(const struct zr_loading *l, int32_t tensor, int32_t part, int kind);
+/* Returns the block that an element of a part is in, if its states were saved in 8 bits. */
+int64_t zr_loading_saved_block(const struct zr_loading *l, int32_t tensor, int64_t element);
+struct zr_load_source zr_loading_source(const struct zr_loading *l, const struct zr_extent *x);
+
+/* Where a converted extent's saved values are read to. */
+struct zr_load_room {
+    char *values;
+    /* The scales of all runs end to end, if there are any. */
+    uint16_t *scales;
+    /* Memory for fp32 values, which begins before `values` and ends with them. */
+    float *wide;
+};
+/* Returns the room of a converted extent, and adds its bytes to *used, which counts the bytes of l->wide. Call
+ * it for all converted extents in order. Before l->wide is allocated, it only counts. */
+struct zr_load_room zr_loading_room(const struct zr_loading *l, const struct zr_extent *x,
+                                    const struct zr_load_source *s, int64_t *used);
+/* Converts what was read. */
+void zr_loading_convert(const struct zr_loading *l);
+/* Reports on rank 0 what was converted, and another seed. */
+void zr_loading_report_precision(const struct zr_loading *l);
 
 #endif

@@ -27,6 +27,7 @@ void zr_loading_free(struct zr_loading *l)
     if (l->staged != zr_engine_snapshot(l->z->engine))
         free(l->staged);
     free(l->own.list);
+    free(l->wide);
     zr_loaded_checkpoint_free(l->loaded);
     zr_manifest_free(&l->manifest);
 }
@@ -114,7 +115,7 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
         return zr_fail(ZERO_ERR_ARG, "%s: tensor %s has shape %s there and %s in this model", l->folder,
                        m->name, theirs, ours);
     }
-    const char *dtype = zr_kind_dtype(t, ZR_VALUE_PARAM);
+    const char *dtype = zr_st_dtype_of(t->dtype);
     if (strcmp(dtype, m->dtype) != 0)
         return zr_fail(ZERO_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
                        m->dtype, dtype);
@@ -214,16 +215,18 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
     if (!parse_place(first + 1, saved, out))
         return zr_fail(ZERO_ERR_IO, "%s: entry %s is not named TENSOR/KIND/FIRST%s", path, e->name,
                        saved->parts > 1 ? "@PART" : "");
-    int64_t n_elems = zr_tp_elems(saved, out->part);
+    int64_t n_values = zr_loading_saved_values(l, out->tensor, out->part, out->kind);
     out->file = file;
     out->at = e->begin;
     out->n = e->n_dims == 1 ? e->shape[0] : -1;
-    const char *dtype = zr_kind_dtype(t, out->kind);
-    if (strcmp(dtype, e->dtype) != 0)
+    const char *dtype = zr_kind_dtype(t, l->was[out->tensor]->moments, out->kind);
+    bool codes = !strcmp(dtype, "I8") || !strcmp(dtype, "U8"); /* a frozen tensor has no optimizer */
+    if (strcmp(dtype, e->dtype) != 0 && !(codes && !t->grad && zr_st_dtype_bytes(e->dtype) == 1))
         return zr_fail(ZERO_ERR_IO, "%s: entry %s is %s; it should be %s", path, e->name, e->dtype, dtype);
-    if (out->n < 0 || out->first > n_elems - out->n)
-        return zr_fail(ZERO_ERR_IO, "%s: entry %s does not lie within the %lld elements of tensor %s", path,
-                       e->name, (long long)n_elems, t->name);
+    if (out->n < 0 || out->first > n_values - out->n)
+        return zr_fail(ZERO_ERR_IO, "%s: entry %s does not lie within the %lld %s of tensor %s", path,
+                       e->name, (long long)n_values, out->kind < ZR_SCALE(0) ? "elements" : "scales",
+                       t->name);
     return 0;
 }
 
@@ -266,7 +269,7 @@ static int check_part(const struct zr_loading *l, int32_t t, int kind, int32_t p
 {
     const struct zr_tensor *tensor = &l->z->whole.tensors[t];
     char text[ZR_KIND_CHARS];
-    int64_t end = 0, should = zr_loading_is_saved(l, t, kind) ? zr_tp_elems(&l->saved[t], part) : 0;
+    int64_t end = 0, should = zr_loading_is_saved(l, t, kind) ? zr_loading_saved_values(l, t, part, kind) : 0;
     zr_kind_print(kind, text);
     for (; is_of(l, *i, t, kind, part); ++*i) {
         const struct zr_load_range *r = &l->ranges[*i];
@@ -294,7 +297,7 @@ static int check_cover(const struct zr_loading *l)
     int64_t i = 0;
     int err = 0;
     for (int32_t t = 0; !err && t < l->z->whole.n; t++)
-        for (int kind = ZR_VALUE_PARAM; !err && kind < ZR_MAX_STATES; kind++)
+        for (int kind = ZR_VALUE_PARAM; !err && kind < ZR_N_KINDS; kind++)
             for (int32_t part = 0; !err && part < l->saved[t].parts; part++)
                 err = check_part(l, t, kind, part, &i);
     return err;
@@ -327,17 +330,17 @@ static int open_shards(struct zr_loading *l)
 
 /* ---- reading this rank's part ---- */
 
-/* Returns the first range of a part of a tensor that ends after element `first`. */
-static int64_t find_range(const struct zr_loading *l, const struct zr_extent *x, int32_t part, int64_t first)
+/* Returns the first range of a part of a tensor that ends after value `first`. */
+static int64_t find_range(const struct zr_loading *l, int32_t tensor, int kind, int32_t part, int64_t first)
 {
     int64_t lo = 0, hi = l->n_ranges;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
         const struct zr_load_range *r = &l->ranges[mid];
-        bool before = r->tensor != x->tensor ? r->tensor < x->tensor
-                      : r->kind != x->kind   ? r->kind < x->kind
-                      : r->part != part      ? r->part < part
-                                             : r->first + r->n <= first;
+        bool before = r->tensor != tensor ? r->tensor < tensor
+                      : r->kind != kind   ? r->kind < kind
+                      : r->part != part   ? r->part < part
+                                          : r->first + r->n <= first;
         if (before)
             lo = mid + 1;
         else
@@ -351,23 +354,25 @@ struct meeting {
     const struct zr_loading *l;
     struct zr_request **requests;
     int64_t *n;
+    /* bytes of l->wide that extents use */
+    int64_t wide;
 };
 
-/* Requests elements [first, first + n) of a saved part, to dst. */
-static void meet_ranges(const struct meeting *m, const struct zr_extent *x, int32_t part, int64_t first,
-                        int64_t n, char *dst)
+/* Requests values [first, first + n) of a saved part, of size bytes each, to dst. */
+static void meet_ranges(const struct meeting *m, int32_t tensor, int kind, int32_t part, int64_t first,
+                        int64_t n, int64_t size, char *dst)
 {
     const struct zr_loading *l = m->l;
-    for (int64_t at = first, k = find_range(l, x, part, first); at < first + n; k++) {
+    for (int64_t at = first, k = find_range(l, tensor, kind, part, first); at < first + n; k++) {
         const struct zr_load_range *r = &l->ranges[k]; /* exists, because ranges cover everything */
-        ZR_ASSERT(is_of(l, k, x->tensor, x->kind, part));
+        ZR_ASSERT(is_of(l, k, tensor, kind, part));
         int64_t end = zr_min(first + n, r->first + r->n);
         if (end <= at)
             continue; /* an empty range */
         if (m->requests)
-            m->requests[r->file][m->n[r->file]] = (struct zr_request){.at = r->at + (at - r->first) * x->size,
-                                                                      .n = (end - at) * x->size,
-                                                                      .dst = dst + (at - first) * x->size};
+            m->requests[r->file][m->n[r->file]] = (struct zr_request){.at = r->at + (at - r->first) * size,
+                                                                      .n = (end - at) * size,
+                                                                      .dst = dst + (at - first) * size};
         m->n[r->file]++;
         at = end;
     }
@@ -380,43 +385,75 @@ static void meet_padding(const struct meeting *m, char *dst, int64_t n_bytes)
         memset(dst, 0, (size_t)n_bytes);
 }
 
-/* Requests an extent. If the tensor was saved in other parts, goes through it run by run. */
-static void meet_extent(const struct meeting *m, const struct zr_extent *wanted)
+struct zr_saved_run zr_loading_run(const struct zr_loading *l, const struct zr_extent *x, int64_t at)
 {
-    struct zr_extent source;
-    const struct zr_extent *x = &source;
-    bool has_source = zr_loading_source(m->l, wanted, &source);
-    const struct zr_tp_cut *here = &m->l->here[x->tensor], *saved = &m->l->saved[x->tensor];
-    int32_t own = here->parts > 1 ? m->l->z->mesh.tp_rank : 0;
-    bool same = zr_tp_same(here, saved);
-    for (int64_t at = x->first, n; at < x->first + x->n; at += n) {
-        struct zr_tp_run run = zr_tp_run_of_part(here, own, at);
-        char *dst = x->at + (at - x->first) * x->size;
-        n = x->first + x->n - at;
-        if (!has_source) {
-            meet_padding(m, wanted->at, n * wanted->size);
-        } else if (x->given) {
-            meet_padding(m, dst, n * x->size);
-        } else if (run.whole < 0) {
-            n = zr_min(n, run.n);
-            meet_padding(m, dst, n * x->size);
-        } else if (same) {
-            n = zr_min(n, zr_tp_elems(here, own) - at);
-            meet_ranges(m, x, own, at, n, dst);
-        } else {
-            struct zr_tp_run from = zr_tp_run_of_whole(saved, run.whole);
-            n = zr_min(n, zr_min(run.n, from.n));
-            meet_ranges(m, x, from.part, from.at, n, dst);
-        }
+    const struct zr_tp_cut *here = &l->here[x->tensor], *saved = &l->saved[x->tensor];
+    int64_t per = x->kind < ZR_SCALE(0) ? 1 : ZR_Q8_BLOCK, left = (x->first + x->n - at) * per;
+    int32_t own = here->parts > 1 ? l->z->mesh.tp_rank : 0;
+    struct zr_saved_run out = {.part = own, .first = at, .n = x->first + x->n - at};
+    if (x->given)
+        out.part = -1;
+    if (x->given || (here->parts == 1 && saved->parts == 1))
+        return out;
+    /* Cuts are between whole blocks, and only the last layer that was padded has a shorter one. */
+    struct zr_tp_run run = zr_tp_run_of_part(here, own, at * per);
+    if (run.whole < 0) {
+        out.part = -1;
+        left = zr_min(left, run.n);
+    } else if (zr_tp_same(here, saved)) {
+        left = zr_min(left, zr_tp_elems(here, own) - at * per);
+    } else {
+        struct zr_tp_run from = zr_tp_run_of_whole(saved, run.whole);
+        left = zr_min(left, zr_min(run.n, from.n));
+        out.part = from.part;
+        out.first = from.at / per;
+    }
+    out.n = (left + per - 1) / per;
+    return out;
+}
+
+/* Requests the scales of the blocks that a run of states has elements of, and moves *dst past them. */
+static void meet_scales(const struct meeting *m, const struct zr_extent *x, const struct zr_saved_run *run,
+                        uint16_t **dst)
+{
+    int64_t first = zr_loading_saved_block(m->l, x->tensor, run->first);
+    int64_t n = zr_loading_saved_block(m->l, x->tensor, run->first + run->n - 1) - first + 1;
+    meet_ranges(m, x->tensor, ZR_SCALE(x->kind), run->part, first, n, sizeof **dst, (char *)*dst);
+    *dst += m->requests ? n : 0;
+}
+
+/* Requests an extent. If the tensor was saved in other parts, goes through it run by run. */
+static void meet_extent(struct meeting *m, const struct zr_extent *x)
+{
+    const struct zr_load_source source = zr_loading_source(m->l, x);
+    struct zr_load_room room = {.values = x->at};
+    if (source.way == ZR_LOAD_CONVERTED)
+        room = zr_loading_room(m->l, x, &source, &m->wide);
+    if (source.way == ZR_LOAD_ZEROS)
+        meet_padding(m, x->at, x->n * x->size);
+    if (source.way == ZR_LOAD_ZEROS || source.way == ZR_LOAD_NOTHING)
+        return;
+    for (int64_t at = x->first; at < x->first + x->n;) {
+        struct zr_saved_run run = zr_loading_run(m->l, x, at);
+        char *dst = m->requests ? room.values + (at - x->first) * source.size : NULL;
+        if (run.part < 0)
+            meet_padding(m, dst, run.n * source.size);
+        else
+            meet_ranges(m, x->tensor, source.kind, run.part, run.first, run.n, source.size, dst);
+        if (run.part >= 0 && source.has_scales)
+            meet_scales(m, x, &run, &room.scales);
+        at += run.n;
     }
 }
 
-/* Lists, by file, the parts of the saved ranges that this rank reads; requests NULL: only counts them. */
-static void meet(const struct zr_loading *l, struct zr_request **requests, int64_t *n)
+/* Lists, by file, the parts of the saved ranges that this rank reads; requests NULL: only counts them. Returns
+ * the bytes of l->wide that are needed. */
+static int64_t meet(const struct zr_loading *l, struct zr_request **requests, int64_t *n)
 {
-    const struct meeting m = {l, requests, n};
+    struct meeting m = {l, requests, n, 0};
     for (int64_t i = 0; i < l->own.n; i++)
         meet_extent(&m, &l->own.list[i]);
+    return m.wide;
 }
 
 /* Adds this rank's share of the program's data to what is checked, so that a load finds damage there. The
@@ -444,8 +481,10 @@ static int fetch(struct zr_loading *l)
     int err = ZR_ZALLOC(requests, n_files, "%d files", l->n_shards);
     if (!err)
         err = ZR_ZALLOC(n, n_files, "%d files", l->n_shards);
-    if (!err)
-        meet(l, NULL, n);
+    if (!err) {
+        int64_t wide = meet(l, NULL, n);
+        err = ZR_ALLOC(l->wide, wide + 1, "converting %lld bytes of values", (long long)wide);
+    }
     for (size_t f = 0; !err && f < n_files; f++) {
         err = ZR_ALLOC(requests[f], n[f] + ZR_N_DATA + 1, "%lld ranges", (long long)n[f]);
     }
@@ -458,7 +497,7 @@ static int fetch(struct zr_loading *l)
     for (size_t f = 0; !err && f < n_files; f++)
         err = zr_shard_fetch(&l->shards[f], requests[f], n[f]);
     if (!err)
-        zr_loading_widen(l);
+        zr_loading_convert(l);
     for (size_t f = 0; requests && f < n_files; f++)
         free(requests[f]);
     free(requests);

@@ -2,6 +2,7 @@
 /* manifest.c: prints and parses the manifest, and the table of checksums of each file. */
 #include "zero/checkpoint/manifest.h"
 #include "kernels/alloc.h"
+#include "kernels/state_codes.h"
 #include "zero/checkpoint/safetensors.h"
 
 #include <inttypes.h>
@@ -13,6 +14,7 @@
 
 #define ANY_FORMAT    "libzero checkpoint " /* followed by its number */
 #define FORMAT        ANY_FORMAT "1"
+#define FORMAT_2      ANY_FORMAT "2" /* with one of the members that fp32 states do not have */
 #define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
 
@@ -51,6 +53,28 @@ static json_t *print_updates(const struct zr_manifest_tensor *t)
     return list;
 }
 
+/* Names of what is not saved as fp32. NULL: it is. */
+static const char *const masters_names[] = {[ZERO_MASTERS_NONE] = "none"};
+static const char *const moments_names[] = {
+    [ZERO_MOMENTS_F32] = NULL, [ZERO_MOMENTS_BF16] = "bf16", [ZERO_MOMENTS_Q8] = "q8"};
+
+/* Adds how masters and states are saved, if it is not as fp32. */
+static bool print_precision(const struct zr_manifest_tensor *t, json_t *o)
+{
+    const char *masters = masters_names[t->masters], *moments = moments_names[t->moments];
+    return (!masters || !json_object_set_new(o, "masters", json_string(masters))) &&
+           (!moments || !json_object_set_new(o, "moments", json_string(moments))) &&
+           (!t->stacked || !json_object_set_new(o, "stacked", json_true()));
+}
+
+static bool is_format_2(const struct zr_manifest *m)
+{
+    bool is = m->seeded;
+    for (int32_t i = 0; i < m->n_tensors; i++)
+        is |= masters_names[m->tensors[i].masters] || moments_names[m->tensors[i].moments];
+    return is;
+}
+
 static json_t *print_tensors(const struct zr_manifest *m)
 {
     json_t *list = json_array();
@@ -70,7 +94,7 @@ static json_t *print_tensors(const struct zr_manifest *m)
         if (t->trainable)
             ok = ok && !json_object_set_new(o, "optimizer", json_string(t->optimizer)) &&
                  !json_object_set_new(o, "states", json_integer(t->n_states)) &&
-                 !json_object_set_new(o, "updates", print_updates(t));
+                 !json_object_set_new(o, "updates", print_updates(t)) && print_precision(t, o);
         if (t->buffer)
             ok = ok && !json_object_set_new(o, "buffer", json_true());
         if (t->parts)
@@ -118,6 +142,7 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
     static const char tensor[] =
         "{\"name\":,\"dtype\":\"\",\"shape\":[],\"trainable\":false,\"buffer\":true},",
                       trained[] = ",\"optimizer\":\"\",\"states\":0,\"updates\":[]",
+                      precision[] = ",\"masters\":\"none\",\"moments\":\"bf16\",\"stacked\":true",
                       cut[] = ",\"parts\":,\"dim\":,\"rows\":,\"blocks\":",
                       file[] = "{\"name\":\"\",\"bytes\":,\"blocks\":\"\",\"job_data\":,\"rank_data\":},";
     int64_t digits = 20, n = 1024; /* all other members: far fewer */
@@ -125,7 +150,8 @@ int64_t zr_manifest_bytes(const struct zr_manifest *m)
         const struct zr_manifest_tensor *t = &m->tensors[i];
         n += zr_json_bytes(t->name) + (int64_t)(sizeof tensor + strlen(t->dtype));
         if (t->trainable)
-            n += (int64_t)(sizeof trained + strlen(t->optimizer)) + t->n_updates * (digits + 1);
+            n += (int64_t)(sizeof trained + sizeof precision + strlen(t->optimizer)) +
+                 t->n_updates * (digits + 1);
         for (int32_t d = 0; d < t->n_dims; d++)
             n += snprintf(NULL, 0, "%" PRId64 ",", t->shape[d]);
         n += t->parts ? (int64_t)sizeof cut + 4 * digits : 0;
@@ -161,7 +187,7 @@ int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
     json_t *root = json_object();
     bool ok = root != NULL;
 #define SET(key, value) ok = ok && !json_object_set_new(root, key, value)
-    SET("format", json_string(FORMAT));
+    SET("format", json_string(is_format_2(m) ? FORMAT_2 : FORMAT));
     SET("version", json_string(m->version));
     SET("step", json_integer(m->t));
     SET("skipped_steps", json_integer(m->n_skipped));
@@ -170,6 +196,8 @@ int zr_manifest_print(const struct zr_manifest *m, char **out, int64_t *n)
     SET("stage", json_integer(m->stage));
     SET("config_hash", hex64(m->config_hash));
     SET("layout_hash", hex64(m->layout_hash));
+    if (m->seeded)
+        SET("seed", json_integer(m->seed));
     SET("block_bytes", json_integer(ZR_BLOCK_BYTES));
     SET("tensors", print_tensors(m));
     SET("files", print_files(m));
@@ -240,9 +268,10 @@ static int check_format(const char *file, const json_t *o)
 {
     char text[sizeof FORMAT + 12];
     int err = get_text(file, o, "format", text, sizeof text);
-    if (err || !strcmp(text, FORMAT))
+    if (err || !strcmp(text, FORMAT) || !strcmp(text, FORMAT_2))
         return err;
-    return zr_fail(ZERO_ERR_IO, "%s: format is \"%s\"; this library reads \"%s\"", file, text, FORMAT);
+    return zr_fail(ZERO_ERR_IO, "%s: format is \"%s\"; this library reads \"%s\" and \"%s\"", file, text,
+                   FORMAT, FORMAT_2);
 }
 
 /* Reads the optimizer that trains the tensor, and how many states it keeps. */
@@ -252,6 +281,49 @@ static int get_optimizer(const char *file, const json_t *o, struct zr_manifest_t
         return 0;
     ZR_TRY(get_text(file, o, "optimizer", t->optimizer, sizeof t->optimizer));
     return get_int32(file, o, "states", 0, 4, &t->n_states);
+}
+
+/* Reads which of the names is there. 0: there is no such member. */
+static int get_choice(const char *file, const json_t *o, const char *key, const char *const *names, int n,
+                      int *out)
+{
+    char text[8];
+    *out = 0;
+    if (!json_object_get(o, key))
+        return 0;
+    ZR_TRY(get_text(file, o, key, text, sizeof text));
+    while (++*out < n)
+        if (names[*out] && !strcmp(text, names[*out]))
+            return 0;
+    return bad(file, key, "is not a way to keep masters or moments that this library knows");
+}
+
+/* Elements that follow each other in a part and in the whole must be whole blocks of 8-bit states. */
+static bool cut_fits_blocks(const struct zr_manifest_tensor *t)
+{
+    int64_t run = t->rows / t->blocks;
+    for (int32_t d = t->dim + 1; d < t->n_dims; d++)
+        run *= t->shape[d];
+    return run % ZR_Q8_BLOCK == 0 && (!t->stacked || t->dim > 0);
+}
+
+/* Reads how masters and states are saved. */
+static int get_precision(const char *file, const json_t *o, const char *name, struct zr_manifest_tensor *t)
+{
+    int masters, moments;
+    const json_t *stacked = json_object_get(o, "stacked");
+    if (!t->trainable)
+        return 0;
+    ZR_TRY(get_choice(file, o, "masters", masters_names, ZERO_MASTERS_NONE + 1, &masters));
+    ZR_TRY(get_choice(file, o, "moments", moments_names, ZERO_MOMENTS_Q8 + 1, &moments));
+    t->masters = (enum zero_masters)masters;
+    t->moments = (enum zero_moments)moments;
+    t->stacked = stacked != NULL;
+    if ((t->masters && strcmp(t->dtype, "BF16") != 0) || (t->moments && !t->n_states) ||
+        (stacked && (!json_is_true(stacked) || t->moments != ZERO_MOMENTS_Q8 || t->n_dims < 2)) ||
+        (t->moments == ZERO_MOMENTS_Q8 && t->parts && !cut_fits_blocks(t)))
+        return zr_fail(ZERO_ERR_IO, "%s: tensor %s: masters, moments and stacked do not fit it", file, name);
+    return 0;
 }
 
 /* Reads how the tensor is cut over tp, if it is. */
@@ -322,6 +394,8 @@ static int get_tensor(const char *file, const json_t *o, int64_t step, struct zr
     }
     int err = get_cut(file, o, name, t);
     if (!err)
+        err = get_precision(file, o, name, t);
+    if (!err)
         err = get_updates(file, o, name, step, t);
     if (!err) {
         t->name = strdup(name);
@@ -377,6 +451,8 @@ static int get_all(const char *file, const json_t *o, struct zr_manifest *m)
     GET(get_int32(file, o, "stage", 0, 3, &m->stage));
     GET(get_hash(file, o, "config_hash", &m->config_hash));
     GET(get_hash(file, o, "layout_hash", &m->layout_hash));
+    m->seeded = json_object_get(o, "seed") != NULL;
+    GET(m->seeded ? get_int(file, o, "seed", 0, (INT64_C(1) << 53) - 1, &m->seed) : 0);
     GET(get_int32(file, o, "block_bytes", ZR_BLOCK_BYTES, ZR_BLOCK_BYTES, &block));
 #undef GET
     const json_t *tensors = json_object_get(o, "tensors"), *files = json_object_get(o, "files");

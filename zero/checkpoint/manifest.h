@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* manifest.h: the file that makes a folder a checkpoint. It says what was saved, and has the sizes and
- * checksums of all other files in the folder.
+ * checksums of all other files in the folder. Its format is 2 if something is rounded at random or not saved
+ * in fp32, and 1 otherwise, so that older libraries read what they can.
  *
  * It is a line of JSON whose last member is the checksum of all bytes before it. A second file (name +
  * ZR_BLOCKS_SUFFIX) of each data file holds the checksums of its blocks. The manifest holds the checksum of
@@ -10,6 +11,7 @@
 
 #include "zero/checkpoint/checksums.h"
 #include "zero/checkpoint/files.h"
+#include "zero/types.h"
 
 #define ZR_MANIFEST_NAME "manifest.json"
 #define ZR_MANIFEST_MAX  (1 << 30) /* bytes */
@@ -31,8 +33,13 @@ struct zr_manifest_tensor {
     bool trainable, buffer;
     /* Optimizer that trains it. "": it is frozen. */
     char optimizer[16];
-    /* fp32 states per weight. */
+    /* States per weight. */
     int32_t n_states;
+    /* How masters and states are saved. masters is NONE or F32, because a remainder is saved as a master. */
+    enum zero_masters masters;
+    enum zero_moments moments;
+    /* Q8: each layer has blocks of its own. Otherwise false. */
+    bool stacked;
     /* How the tensor is cut over tp: number of parts, dimension, blocks, and rows of a part along the
      * dimension. shape is that of the whole tensor. All 0: the tensor is not cut. */
     int32_t parts, dim, blocks;
@@ -61,6 +68,9 @@ struct zr_manifest {
     int64_t n_skipped;
     /* Micro-batches of all ranks, in all steps. */
     int64_t n_micro;
+    /* Seed of what is rounded at random, if anything is. */
+    int64_t seed;
+    bool seeded;
 
     int32_t world, stage;
 

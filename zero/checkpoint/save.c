@@ -19,6 +19,7 @@
 #include "zero/checkpoint/same_folder.h"
 #include "zero/checkpoint/save_inside.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,13 +27,36 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-/* Hashes the settings that change what is computed, but not stage, world and the like. */
+/* Hashes the settings that change what is computed, but not stage, world and the like. Precisions count if they
+ * are not fp32. A remainder computes the same as fp32 masters. */
 static uint64_t config_hash(const struct zr_options *o)
 {
     double v[] = {
         (double)o->clip,      o->grad_scale, o->grad_sum, o->deterministic, (double)o->grad_accum_steps,
         (double)o->wire_dtype};
-    return XXH64(v, sizeof v, XXH64(o->optim, (size_t)o->n_optims * sizeof *o->optim, 0));
+    XXH64_state_t state;
+    XXH64_reset(&state, 0);
+    for (int32_t i = 0; i < o->n_optims; i++)
+        XXH64_update(&state, &o->optim[i], offsetof(struct zr_optim, masters));
+    uint64_t hash = XXH64(v, sizeof v, XXH64_digest(&state));
+    for (int32_t i = 0; i < o->n_optims; i++) {
+        const int32_t kept[] = {i, o->optim[i].masters == ZERO_MASTERS_NONE, (int32_t)o->optim[i].moments};
+        if (kept[1] || kept[2])
+            hash = XXH64(kept, sizeof kept, hash);
+    }
+    return o->grad_sum_dtype == ZERO_BF16 ? XXH64("bf16 sums", 9, hash) : hash;
+}
+
+bool zr_rounds_at_random(const struct zero_ctx *z)
+{
+    bool rounds = false;
+    for (int32_t i = 0; i < z->whole.n; i++) {
+        const struct zr_tensor *t = &z->whole.tensors[i];
+        bool states = t->moments != ZERO_MOMENTS_F32 && t->n_states;
+        bool sums = z->config.options.grad_sum_dtype == ZERO_BF16 && t->dtype == ZERO_BF16;
+        rounds |= t->grad && (t->masters == ZERO_MASTERS_NONE || states || sums);
+    }
+    return rounds;
 }
 
 /* Fills in how a cut tensor is cut, and the shape of the whole. */
@@ -48,6 +72,17 @@ static void fill_cut(const struct zero_ctx *z, const struct zr_tensor *from, str
     t->shape[t->dim] = cut.rows;
 }
 
+/* Fills in how many states the tensor has, and how they and masters are saved. */
+static void fill_precision(const struct zr_tensor *from, struct zr_manifest_tensor *t)
+{
+    t->n_states = from->n_states;
+    if (from->masters == ZERO_MASTERS_NONE)
+        t->masters = ZERO_MASTERS_NONE;
+    if (from->n_states)
+        t->moments = from->moments;
+    t->stacked = t->moments == ZERO_MOMENTS_Q8 && from->stacked;
+}
+
 /* Fills in what the manifest says of the model before anything is written. On failure the caller frees what
  * there is of it. */
 static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
@@ -59,6 +94,8 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
     *m = (struct zr_manifest){.t = facts.t,
                               .n_skipped = facts.n_skipped,
                               .n_micro = z->n_micro,
+                              .seeded = zr_rounds_at_random(z),
+                              .seed = zr_rounds_at_random(z) ? o->seed : 0,
                               .world = z->world.world,
                               .stage = o->stage,
                               .config_hash = config_hash(o),
@@ -70,13 +107,13 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
     for (int32_t i = 0; ok && i < l->n; i++, m->n_tensors++) {
         struct zr_manifest_tensor *t = &m->tensors[i];
         t->name = strdup(l->tensors[i].name);
-        snprintf(t->dtype, sizeof t->dtype, "%s", zr_kind_dtype(&l->tensors[i], ZR_VALUE_PARAM));
+        snprintf(t->dtype, sizeof t->dtype, "%s", zr_st_dtype_of(l->tensors[i].dtype));
         t->n_dims = zr_tensor_dims(&l->tensors[i]);
         memcpy(t->shape, l->tensors[i].shape, sizeof t->shape);
         t->trainable = l->tensors[i].grad != NULL;
         if (t->trainable) {
             snprintf(t->optimizer, sizeof t->optimizer, "%s", zr_optimizer_name(l->tensors[i].optimizer));
-            t->n_states = l->tensors[i].n_states;
+            fill_precision(&l->tensors[i], t);
         }
         t->buffer = l->tensors[i].buffer;
         fill_cut(z, &l->tensors[i], t);
@@ -491,23 +528,11 @@ static int save(zero_ctx *z, const char *dir, const struct zero_save_options *op
     return err ? zr_fail_more(err, "zero_save") : 0;
 }
 
-int zr_check_precisions(const struct zero_ctx *z, const char *call)
-{
-    const struct zr_options *o = &z->config.options;
-    for (int32_t i = 0; i < o->n_optims; i++)
-        if (o->optim[i].masters || o->optim[i].moments)
-            return zr_fail(ZERO_ERR_NOTSUP,
-                           "%s: this version of libzero has checkpoints for masters f32 and moments f32 only",
-                           call);
-    return 0;
-}
-
 int zero_save(zero_ctx *z, const char *dir, const struct zero_save_options *options)
 {
     ZR_BEGIN_CALL(z, ZR_CALL_SAVE);
     if (!dir || !*dir)
         return zr_fail(ZERO_ERR_ARG, "zero_save: dir is NULL or empty");
-    ZR_TRY(zr_check_precisions(z, "zero_save"));
     return save(z, dir, options);
 }
 

@@ -7,7 +7,11 @@
  *
  *     model        weights in the model's dtype, and buffers
  *     master       fp32 weights; f32 weights are their own masters, and are stored once, as master
- *     state0, ...  optimizer states
+ *     state0, ...  optimizer states, in the precision in which they are kept
+ *     scale0, ...  scales of states in 8 bits, one for each block of ZR_Q8_BLOCK elements of a layer
+ *
+ * For scales, FIRST and n count blocks: the last block of a layer may be shorter, and the next layer begins a
+ * block. Masters that are kept as 16 more bits are stored in fp32, and joined when they are written.
  *
  * Consecutive ranges are one entry. A range of a tensor that is cut over tp is named TENSOR/KIND/FIRST@PART,
  * and FIRST is an index in the part (tp_cut.h). With tp, tensors that are not cut are in the files of part
@@ -26,11 +30,13 @@ struct zr_extent {
     /* Tensor of the whole model (struct zr_whole). */
     int32_t tensor;
     int kind;
-    /* Elements [first, first + n) of that tensor, row-major. */
+    /* Elements [first, first + n) of that tensor, row-major, or blocks of them if the values are scales. */
     int64_t first, n;
-    /* Bytes of an element. */
+    /* Bytes of a value in the file, or for a load in this rank's memory. */
     int64_t size;
     char *at;
+    /* For a save of masters that are kept as 16 more bits: the weights, in bf16. The bits are at `at`. */
+    const char *weights;
     /* For a load: values of the last pipeline stage's copy of a tied tensor, which the first stage sends. */
     bool given;
 };
@@ -55,14 +61,20 @@ int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_
 /* Lists the ranges that this rank reads; see zr_engine_runs_to_load. */
 int zr_extents_to_load(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
 
-/* Returns safetensors' name of the dtype of this kind of values. */
-const char *zr_kind_dtype(const struct zr_tensor *t, int kind);
+/* Returns safetensors' name of the dtype of this kind of values, if states are kept so. */
+const char *zr_kind_dtype(const struct zr_tensor *t, enum zero_moments moments, int kind);
+/* Returns the block of 8-bit states that an element is in. Each layer has layer_elems elements. */
+int64_t zr_block_of(int64_t layer_elems, int64_t element);
+/* Finds the range of a kind that begins with `first`, as all ranges are cut alike. */
+const struct zr_extent *zr_extent_find(const struct zr_extents *x, int32_t tensor, int kind, int64_t first);
 #define ZR_KIND_CHARS 16
 void zr_kind_print(int kind, char text[ZR_KIND_CHARS]);
 bool zr_kind_parse(const char *text, size_t n, int *kind);
 /* Returns the name of an optimizer in checkpoints. ZR_OPTIMIZER_NONE, the update of the program, is
  * "user". */
 const char *zr_optimizer_name(enum zero_optimizer kind);
+/* save.c. Whether steps round anything at random. */
+bool zr_rounds_at_random(const struct zero_ctx *z);
 int32_t zr_tensor_dims(const struct zr_tensor *t);
 
 /* Writes "shard-00001-of-00004.safetensors". Files count from 1. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* save_shard.c: writes one rank's file of a checkpoint. save.h describes the format. */
 #include "kernels/alloc.h"
+#include "kernels/state_codes.h"
 #include "zero/checkpoint/block_file.h"
 #include "zero/checkpoint/parallel.h"
 #include "zero/checkpoint/save.h"
@@ -14,14 +15,27 @@
 
 /* ---- names ---- */
 
-const char *zr_kind_dtype(const struct zr_tensor *t, int kind)
+const char *zr_kind_dtype(const struct zr_tensor *t, enum zero_moments moments, int kind)
 {
-    return zr_st_dtype_of(kind == ZR_VALUE_PARAM ? t->dtype : ZERO_F32);
+    const struct zr_optimizer_kind *row = zr_optimizer_kind(t->optimizer);
+    if (kind < 0 || moments == ZERO_MOMENTS_F32)
+        return zr_st_dtype_of(kind == ZR_VALUE_PARAM ? t->dtype : ZERO_F32);
+    if (kind >= ZR_SCALE(0) || moments == ZERO_MOMENTS_BF16)
+        return zr_st_dtype_of(ZERO_BF16);
+    return row && row->squares == kind ? "U8" : "I8";
+}
+
+int64_t zr_block_of(int64_t layer_elems, int64_t element)
+{
+    int64_t blocks = (layer_elems + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK;
+    return element / layer_elems * blocks + element % layer_elems / ZR_Q8_BLOCK;
 }
 
 void zr_kind_print(int kind, char text[ZR_KIND_CHARS])
 {
-    if (kind >= 0)
+    if (kind >= ZR_SCALE(0))
+        snprintf(text, ZR_KIND_CHARS, "scale%d", kind - ZR_SCALE(0));
+    else if (kind >= 0)
         snprintf(text, ZR_KIND_CHARS, "state%d", kind);
     else
         snprintf(text, ZR_KIND_CHARS, "%s", kind == ZR_VALUE_PARAM ? "model" : "master");
@@ -30,7 +44,7 @@ void zr_kind_print(int kind, char text[ZR_KIND_CHARS])
 bool zr_kind_parse(const char *text, size_t n, int *kind)
 {
     char known[ZR_KIND_CHARS];
-    for (*kind = ZR_VALUE_PARAM; *kind < ZR_MAX_STATES; ++*kind) {
+    for (*kind = ZR_VALUE_PARAM; *kind < ZR_N_KINDS; ++*kind) {
         zr_kind_print(*kind, known);
         if (strlen(known) == n && !memcmp(known, text, n))
             return true;
@@ -87,15 +101,17 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
         n = zr_min(n, zr_tp_elems(&cut, c->z->mesh.tp_rank) - from);
     if (n <= 0)
         return 0;
+    bool scales = run->per > 1;
     if (c->out->list)
-        c->out->list[c->out->n] = (struct zr_extent){.tensor = whole.tensor,
-                                                     .kind = run->kind,
-                                                     .given = f->copy,
-                                                     .first = whole.first + from,
-                                                     .n = n,
-                                                     .size = run->size,
-                                                     .at = (c->base ? c->base + run->snapshot_at : run->at) +
-                                                           (first - run->first) * run->size};
+        c->out->list[c->out->n] =
+            (struct zr_extent){.tensor = whole.tensor,
+                               .kind = run->kind,
+                               .given = f->copy,
+                               .first = scales ? zr_block_of(p->n, whole.first + from) : whole.first + from,
+                               .n = (n + run->per - 1) / run->per,
+                               .size = run->size,
+                               .at = (c->base ? c->base + run->snapshot_at : run->at) +
+                                     (first / run->per - run->first) * run->size};
     c->out->n++;
     return 0;
 }
@@ -105,7 +121,8 @@ static int add_run(void *arg, const struct zr_run *run)
 {
     struct collecting *c = arg;
     c->run = run;
-    return zr_flat_ranges(c->z->layout, run->flat, run->first, run->first + run->n, add_range, c);
+    return zr_flat_ranges(c->z->layout, run->flat, run->first * run->per, (run->first + run->n) * run->per,
+                          add_range, c);
 }
 
 static int by_tensor_kind_first(const void *a, const void *b)
@@ -116,6 +133,24 @@ static int by_tensor_kind_first(const void *a, const void *b)
     if (x->kind != y->kind)
         return x->kind < y->kind ? -1 : 1;
     return (x->first > y->first) - (x->first < y->first);
+}
+
+const struct zr_extent *zr_extent_find(const struct zr_extents *x, int32_t tensor, int kind, int64_t first)
+{
+    const struct zr_extent key = {.tensor = tensor, .kind = kind, .first = first};
+    return bsearch(&key, x->list, (size_t)x->n, sizeof key, by_tensor_kind_first);
+}
+
+/* Joins masters that are kept as 16 more bits with their weights, which are ranges too. */
+static void join_masters(const struct zr_tensor *tensors, const struct zr_extents *all)
+{
+    for (int64_t i = 0; i < all->n; i++) {
+        struct zr_extent *x = &all->list[i];
+        if (x->kind != ZR_VALUE_MASTER || tensors[x->tensor].masters != ZERO_MASTERS_REMAINDER)
+            continue;
+        x->weights = zr_extent_find(all, x->tensor, ZR_VALUE_PARAM, x->first)->at;
+        x->size = sizeof(float);
+    }
 }
 
 /* Adds each buffer as one range. base: memory of their copies, or NULL for the buffers themselves. */
@@ -156,6 +191,8 @@ static int list_extents(struct zero_ctx *z, runs_fn runs, bool saves, char *base
     if (n_buffers)
         add_buffers(z, base ? base + buffers_at : NULL, out);
     qsort(list, (size_t)out->n, sizeof *list, by_tensor_kind_first);
+    if (saves)
+        join_masters(z->whole.tensors, out);
     return 0;
 }
 
@@ -196,6 +233,12 @@ static int print_entry_end(const struct zr_tensor *tensors, const struct zr_exte
     return snprintf(text, ENTRY_END_CHARS, "/%s/%" PRId64, kind, x->first);
 }
 
+static const char *entry_dtype(const struct zr_tensor *tensors, const struct zr_extent *x)
+{
+    const struct zr_tensor *t = &tensors[x->tensor];
+    return zr_kind_dtype(t, t->moments, x->kind);
+}
+
 static char *entry_name(const struct zr_tensor *tensors, const struct zr_extents *all,
                         const struct zr_extent *x)
 {
@@ -218,7 +261,7 @@ int zr_shard_check(const struct zr_tensor *tensors, const struct zr_extents *x)
         const struct zr_extent *first = &x->list[i];
         char end[ENTRY_END_CHARS];
         e.name = tensors[first->tensor].name;
-        e.dtype = zr_kind_dtype(&tensors[first->tensor], first->kind);
+        e.dtype = entry_dtype(tensors, first);
         e.shape[0] = first->n;
         for (next = i + 1; next < x->n && follows(&x->list[next - 1], &x->list[next]); next++)
             e.shape[0] += x->list[next].n;
@@ -250,7 +293,7 @@ static int make_head(const struct zr_tensor *tensors, const struct zr_extents *x
         }
         struct zr_st_entry *e = &entries[n_entries];
         *e = (struct zr_st_entry){.name = entry_name(tensors, x, &x->list[i]),
-                                  .dtype = zr_kind_dtype(&tensors[x->list[i].tensor], x->list[i].kind),
+                                  .dtype = entry_dtype(tensors, &x->list[i]),
                                   .n_dims = 1,
                                   .shape = {x->list[i].n}};
         n_entries++;

@@ -42,18 +42,19 @@ static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
 struct fetching {
     struct zr_shard *s;
     const struct zr_request *requests; /* sorted by offset */
+    int64_t *ends;                     /* of each request, or of an earlier one that ends later */
     int64_t n;
     int64_t *blocks; /* indices of the blocks to read */
     int64_t n_blocks;
 };
 
-/* Returns the first request that ends after `from`. */
+/* Returns the first request that ends after `from`. Later ones may end before. */
 static int64_t find_request(const struct fetching *f, int64_t from)
 {
     int64_t lo = 0, hi = f->n;
     while (lo < hi) {
         int64_t mid = (lo + hi) / 2;
-        if (f->requests[mid].at + f->requests[mid].n <= from)
+        if (f->ends[mid] <= from)
             lo = mid + 1;
         else
             hi = mid;
@@ -74,7 +75,7 @@ static int fetch_block(void *arg, int64_t i, char *block)
     for (int64_t r = find_request(f, from); r < f->n && f->requests[r].at < from + n; r++) {
         const struct zr_request *q = &f->requests[r];
         int64_t skip = q->at < from ? from - q->at : 0, at = q->at + skip - from;
-        if (q->dst)
+        if (q->dst && skip < q->n)
             memcpy(q->dst + skip, block + at, (size_t)least(q->n - skip, n - at));
     }
     return 0;
@@ -84,14 +85,19 @@ static int fetch(struct zr_shard *s, struct zr_request *requests, int64_t n)
 {
     struct fetching f = {.s = s, .requests = requests, .n = n};
     qsort(requests, (size_t)n, sizeof *requests, by_offset);
-    ZR_TRY(ZR_ALLOC(f.blocks, zr_blocks_count(s->bytes) + 1, "reading %s", s->path));
-    for (int64_t i = 0, k = 0; i < n; i++) {
+    ZR_TRY(ZR_ALLOC(f.ends, n, "reading %s", s->path));
+    for (int64_t i = 0, end = 0; i < n; i++)
+        end = f.ends[i] = end > requests[i].at + requests[i].n ? end : requests[i].at + requests[i].n;
+    int err = ZR_ALLOC(f.blocks, zr_blocks_count(s->bytes) + 1, "reading %s", s->path);
+    for (int64_t i = 0, k = 0; !err && i < n; i++) {
         int64_t first = requests[i].at / ZR_BLOCK_BYTES;
         for (k = k > first ? k : first; k * ZR_BLOCK_BYTES < requests[i].at + requests[i].n; k++)
             f.blocks[f.n_blocks++] = k;
     }
-    int err = zr_in_parallel(f.n_blocks, N_THREADS, ZR_BLOCK_BYTES, fetch_block, &f);
+    if (!err)
+        err = zr_in_parallel(f.n_blocks, N_THREADS, ZR_BLOCK_BYTES, fetch_block, &f);
     free(f.blocks);
+    free(f.ends);
     return err;
 }
 

@@ -38,7 +38,7 @@ void zr_shard_close_file(struct zr_shard *s);
 int zr_shard_find_data(const struct zr_shard *s, const struct zr_manifest_file *file, enum zr_data_kind kind,
                        const struct zr_st_entry **out);
 /* Reads, checks and copies each block that a request touches once, several blocks at a time. Sorts the
- * requests, which must not overlap. ZERO_ERR_IO names the file, the block and, if the head is known, the
+ * requests, which may overlap. ZERO_ERR_IO names the file, the block and, if the head is known, the
  * tensor. */
 int zr_shard_fetch(struct zr_shard *s, struct zr_request *requests, int64_t n);
 

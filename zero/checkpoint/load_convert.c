@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* load_convert.c: how each value of this rank is read from a checkpoint, and the conversion of values that are
+ * kept otherwise than they were saved: frozen weights that are trained now, masters in fp32 that are kept as 16
+ * more bits, and states in another precision.
+ *
+ * All conversions go through fp32. The saved values are read to the end of fp32 memory, and widened in place
+ * from its beginning. If the rank keeps values of 4 bytes, that is their own memory. Values are rounded to
+ * nearest, and blocks of 8-bit states are those of the tensor, so all ranks of any world get the same bits. */
+#include "kernels/alloc.h"
+#include "kernels/asserts.h"
+#include "kernels/state_codes.h"
+#include "zero/checkpoint/float_values.h"
+#include "zero/checkpoint/load_inside.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define NEAREST (UINT32_C(1) << 31) /* noise that makes rounding at random round to nearest */
+
+static const struct zr_tensor *tensor_of(const struct zr_loading *l, int32_t tensor)
+{
+    return &l->z->whole.tensors[tensor];
+}
+
+/* ---- what is saved ---- */
+
+bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind)
+{
+    const struct zr_manifest_tensor *was = l->was[tensor];
+    if (kind == ZR_VALUE_PARAM)
+        return !was->trainable || tensor_of(l, tensor)->dtype != ZERO_F32;
+    if (kind == ZR_VALUE_MASTER)
+        return was->trainable && was->masters != ZERO_MASTERS_NONE;
+    if (kind >= ZR_SCALE(0))
+        return was->trainable && was->moments == ZERO_MOMENTS_Q8 && kind - ZR_SCALE(0) < was->n_states;
+    return was->trainable && kind < was->n_states;
+}
+
+/* Returns the elements of a layer of a part, as it was saved. */
+static int64_t saved_layer(const struct zr_loading *l, int32_t tensor)
+{
+    const struct zr_manifest_tensor *was = l->was[tensor];
+    return l->saved[tensor].part_elems / (was->stacked ? was->shape[0] : 1);
+}
+
+int64_t zr_loading_saved_block(const struct zr_loading *l, int32_t tensor, int64_t element)
+{
+    return zr_block_of(saved_layer(l, tensor), element);
+}
+
+int64_t zr_loading_saved_values(const struct zr_loading *l, int32_t tensor, int32_t part, int kind)
+{
+    int64_t n = zr_tp_elems(&l->saved[tensor], part);
+    return kind < ZR_SCALE(0) || n == 0 ? n : zr_loading_saved_block(l, tensor, n - 1) + 1;
+}
+
+/* Returns the bytes of a saved value. */
+static int64_t saved_size(const struct zr_loading *l, int32_t tensor, int kind)
+{
+    if (kind < 0)
+        return zr_dtype_bytes(kind == ZR_VALUE_PARAM ? tensor_of(l, tensor)->dtype : ZERO_F32);
+    return zr_st_dtype_bytes(zr_kind_dtype(tensor_of(l, tensor), l->was[tensor]->moments, kind));
+}
+
+/* ---- what is read ---- */
+
+/* Whether states were saved in the precision and, with 8 bits, the blocks in which they are kept. */
+static bool same_moments(const struct zr_manifest_tensor *was, const struct zr_tensor *t)
+{
+    bool aligned = t->n_elems / zr_max(t->n_layers, 1) % ZR_Q8_BLOCK == 0;
+    return was->moments == t->moments &&
+           (t->moments != ZERO_MOMENTS_Q8 || was->stacked == t->stacked || aligned);
+}
+
+static struct zr_load_source source_of_state(const struct zr_loading *l, const struct zr_extent *x)
+{
+    struct zr_load_source s = {.way = ZR_LOAD_AS_SAVED, .kind = x->kind, .size = x->size};
+    if (!zr_loading_is_saved(l, x->tensor, x->kind % ZR_MAX_STATES)) {
+        s.way = ZR_LOAD_ZEROS;
+    } else if (!same_moments(l->was[x->tensor], tensor_of(l, x->tensor))) {
+        s.way = x->kind < ZR_SCALE(0) ? ZR_LOAD_CONVERTED : ZR_LOAD_NOTHING;
+        s.size = saved_size(l, x->tensor, x->kind % ZR_MAX_STATES);
+        s.has_scales = l->was[x->tensor]->moments == ZERO_MOMENTS_Q8;
+    }
+    return s;
+}
+
+struct zr_load_source zr_loading_source(const struct zr_loading *l, const struct zr_extent *x)
+{
+    const struct zr_tensor *t = tensor_of(l, x->tensor);
+    if (x->kind >= 0)
+        return source_of_state(l, x);
+    struct zr_load_source s = {.way = ZR_LOAD_AS_SAVED, .kind = x->kind};
+    bool remainder = t->masters == ZERO_MASTERS_REMAINDER, has_masters;
+    has_masters = zr_loading_is_saved(l, x->tensor, ZR_VALUE_MASTER);
+    /* A remainder belongs to a weight that is rounded from the master, which the saved weight may not be. */
+    if (x->kind == ZR_VALUE_PARAM && has_masters &&
+        (remainder || !zr_loading_is_saved(l, x->tensor, ZR_VALUE_PARAM)))
+        s.kind = ZR_VALUE_MASTER;
+    if (x->kind == ZR_VALUE_MASTER && !has_masters) {
+        s.kind = ZR_VALUE_PARAM;
+        s.way = remainder ? ZR_LOAD_ZEROS : s.way;
+    }
+    s.size = saved_size(l, x->tensor, s.kind);
+    if (s.way == ZR_LOAD_AS_SAVED && s.size != x->size)
+        s.way = ZR_LOAD_CONVERTED;
+    return s;
+}
+
+/* Returns how many scales the runs of an extent have, which are read run by run. */
+static int64_t count_scales(const struct zr_loading *l, const struct zr_extent *x)
+{
+    int64_t n = 0;
+    for (int64_t at = x->first; at < x->first + x->n;) {
+        struct zr_saved_run run = zr_loading_run(l, x, at);
+        if (run.part >= 0)
+            n += zr_loading_saved_block(l, x->tensor, run.first + run.n - 1) -
+                 zr_loading_saved_block(l, x->tensor, run.first) + 1;
+        at += run.n;
+    }
+    return n;
+}
+
+struct zr_load_room zr_loading_room(const struct zr_loading *l, const struct zr_extent *x,
+                                    const struct zr_load_source *s, int64_t *used)
+{
+    const int64_t wide_size = sizeof(float);
+    bool own = x->size == wide_size;
+    int64_t bytes = own ? 0 : x->n * wide_size;
+    char *base = l->wide ? l->wide + *used : NULL;
+    struct zr_load_room room = {0};
+    *used += bytes;
+    if (s->has_scales)
+        *used += zr_round_up(count_scales(l, x) * (int64_t)sizeof *room.scales, wide_size);
+    if (!base)
+        return room;
+    char *wide = own ? x->at : base;
+    room.wide = (float *)wide;
+    room.values = wide + x->n * (wide_size - s->size);
+    room.scales = (uint16_t *)(base + bytes);
+    return room;
+}
+
+/* ---- converting ---- */
+
+/* Decodes a run of 8-bit states. Its scales begin with that of its first element. codes may be the last quarter
+ * of the memory of wide. */
+static void decode_run(const struct zr_loading *l, const struct zr_extent *x, const struct zr_saved_run *run,
+                       const uint8_t *codes, const uint16_t *scales, float *wide)
+{
+    const struct zr_optimizer_kind *row = zr_optimizer_kind(tensor_of(l, x->tensor)->optimizer);
+    bool squares = row && row->squares == x->kind;
+    int64_t layer = saved_layer(l, x->tensor), first_block = zr_loading_saved_block(l, x->tensor, run->first);
+    for (int64_t i = 0, n; i < run->n; i += n) {
+        int64_t element = run->first + i, in_layer = element % layer;
+        float scale = zr_bf16_value(scales[zr_loading_saved_block(l, x->tensor, element) - first_block]);
+        n = zr_min(ZR_Q8_BLOCK - in_layer % ZR_Q8_BLOCK, zr_min(layer - in_layer, run->n - i));
+        for (int64_t k = i; k < i + n; k++)
+            wide[k] = zr_q8_value(codes[k], scale, squares);
+    }
+}
+
+static void decode(const struct zr_loading *l, const struct zr_extent *x, const struct zr_load_room *room)
+{
+    const uint16_t *scales = room->scales;
+    for (int64_t at = x->first; at < x->first + x->n;) {
+        struct zr_saved_run run = zr_loading_run(l, x, at);
+        int64_t i = at - x->first;
+        if (run.part < 0) {
+            memset(room->wide + i, 0, (size_t)run.n * sizeof *room->wide);
+        } else {
+            decode_run(l, x, &run, (const uint8_t *)room->values + i, scales, room->wide + i);
+            scales += zr_loading_saved_block(l, x->tensor, run.first + run.n - 1) -
+                      zr_loading_saved_block(l, x->tensor, run.first) + 1;
+        }
+        at += run.n;
+    }
+}
+
+/* Encodes an extent, which begins with a block. */
+static void encode(const struct zr_loading *l, const struct zr_extent *x, const float *wide)
+{
+    const struct zr_tensor *t = tensor_of(l, x->tensor);
+    const bool squares = zr_optimizer_kind(t->optimizer)->squares == x->kind;
+    const struct zr_extent *to = zr_extent_find(&l->own, x->tensor, ZR_SCALE(x->kind),
+                                                zr_block_of(t->n_elems / t->n_layers, x->first));
+    ZR_ASSERT(to && to->n == (x->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK);
+    for (int64_t i = 0; i < x->n; i += ZR_Q8_BLOCK) {
+        int64_t end = zr_min(i + ZR_Q8_BLOCK, x->n);
+        uint32_t largest = 0;
+        for (int64_t k = i; k < end; k++) {
+            uint32_t size = zr_q8_size(wide[k], squares);
+            largest = size > largest ? size : largest;
+        }
+        uint16_t scale = zr_q8_scale(largest);
+        memcpy(to->at + i / ZR_Q8_BLOCK * (int64_t)sizeof scale, &scale, sizeof scale);
+        for (int64_t k = i; k < end; k++)
+            x->at[k] = (char)zr_q8_code(wide[k], zr_bf16_value(scale), squares, NEAREST);
+    }
+}
+
+/* Writes masters of weights that follow from them: the weights, or the 16 bits that the weights lack. */
+static void split(const struct zr_extent *x, const float *wide)
+{
+    for (int64_t i = 0; i < x->n; i++) {
+        uint16_t half = x->kind == ZR_VALUE_PARAM ? zr_round_away(wide[i]) : zr_remainder_of(wide[i]);
+        memcpy(x->at + i * (int64_t)sizeof half, &half, sizeof half);
+    }
+}
+
+static void convert(const struct zr_loading *l, const struct zr_extent *x, const struct zr_load_source *s,
+                    const struct zr_load_room *room)
+{
+    const struct zr_tensor *t = tensor_of(l, x->tensor);
+    if (s->has_scales)
+        decode(l, x, room);
+    else if (s->size < (int64_t)sizeof *room->wide)
+        zr_floats_copy(room->wide, ZERO_F32, room->values,
+                       zr_kind_dtype(t, l->was[x->tensor]->moments, s->kind), x->n);
+    if (x->size == (int64_t)sizeof *room->wide)
+        return;
+    if (x->kind < 0)
+        split(x, room->wide);
+    else if (t->moments == ZERO_MOMENTS_BF16)
+        zr_floats_copy(x->at, ZERO_BF16, room->wide, "F32", x->n);
+    else
+        encode(l, x, room->wide);
+}
+
+void zr_loading_convert(const struct zr_loading *l)
+{
+    int64_t used = 0;
+    for (int64_t i = 0; i < l->own.n; i++) {
+        const struct zr_extent *x = &l->own.list[i];
+        const struct zr_load_source s = zr_loading_source(l, x);
+        if (s.way != ZR_LOAD_CONVERTED)
+            continue;
+        const struct zr_load_room room = zr_loading_room(l, x, &s, &used);
+        convert(l, x, &s, &room);
+    }
+}
+
+/* ---- reporting ---- */
+
+static bool has_other_masters(const struct zr_manifest_tensor *was, const struct zr_tensor *t)
+{
+    return (was->masters == ZERO_MASTERS_NONE) != (t->masters == ZERO_MASTERS_NONE);
+}
+
+static bool has_other_moments(const struct zr_manifest_tensor *was, const struct zr_tensor *t)
+{
+    return t->n_states && !same_moments(was, t);
+}
+
+/* Prints how many tensors are kept otherwise than they were saved, and the first one's name; "" if none is. */
+static void print_other(const struct zr_loading *l,
+                        bool (*is_other)(const struct zr_manifest_tensor *was, const struct zr_tensor *t),
+                        const char *what, char out[300])
+{
+    const char *first = NULL;
+    int32_t n = 0;
+    for (int32_t i = 0; i < l->z->whole.n; i++) {
+        const struct zr_tensor *t = tensor_of(l, i);
+        if (!l->was[i]->trainable || !t->grad || !is_other(l->was[i], t))
+            continue;
+        first = first ? first : t->name;
+        n++;
+    }
+    *out = 0;
+    if (n)
+        snprintf(out, 300, " the %s of %d of its tensors (%.100s%s)", what, n, first, n > 1 ? ", ..." : "");
+}
+
+void zr_loading_report_precision(const struct zr_loading *l)
+{
+    const struct zr_options *o = &l->z->config.options;
+    char masters[300], moments[300];
+    print_other(l, has_other_masters, "masters", masters);
+    print_other(l, has_other_moments, "moments", moments);
+    if (*masters || *moments)
+        zr_info(o->log, "%s: saved in another precision and converted:%s%s%s", l->folder, masters,
+                *masters && *moments ? " and" : "", moments);
+    if (l->manifest.seeded && zr_rounds_at_random(l->z) && l->manifest.seed != o->seed)
+        zr_info(o->log, "%s: saved with seed %lld; steps from here on are rounded with seed %lld", l->folder,
+                (long long)l->manifest.seed, (long long)o->seed);
+}
