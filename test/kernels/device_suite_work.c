@@ -441,8 +441,8 @@ static void test_sum_ranges(void **state)
 
 enum { UPDATED = 6000 };
 
-/* Spans of any length and alignment, with and without weights of another dtype, give the portable kernel's
- * result. */
+/* Spans of any length and alignment, with and without weights of another dtype, and without masters, give the
+ * portable kernel's result. */
 static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
 {
     const struct zr_host_kernels *k = zr_host_kernels(ZR_ISA_PORTABLE);
@@ -459,11 +459,13 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
     }
     for (int round = 0; round < 24; round++) {
         struct zr_update_span span[ZR_MAX_SPANS];
+        const bool coded = round % 3 == 2, half = coded || round % 2, param = coded || round % 4;
         int n = 0, most = (int)(random_bits(&suite_rng) % (ZR_MAX_SPANS + 1)),
             off = (int)(random_bits(&suite_rng) % 8) % 4;
         struct zr_update u = {.kind = 1 + (int)(random_bits(&suite_rng) % (ZR_OPTIMIZER_COUNT - 1)),
                               .grad_dtype = ZERO_F32,
-                              .param_dtype = round % 2 ? ZERO_BF16 : ZERO_F32,
+                              .param_dtype = half ? ZERO_BF16 : ZERO_F32,
+                              .masters = coded ? ZERO_MASTERS_NONE : ZERO_MASTERS_F32,
                               .lr = NAN,
                               .beta1 = 0.9f,
                               .beta2 = 0.99f,
@@ -472,8 +474,8 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
                               .c1 = 0.1f,
                               .c2 = 0.01f,
                               .t = 1 + round % 3,
-                              .master = there[MASTER] + off,
-                              .param = round % 4 ? (char *)there[PARAM] + off * (round % 2 ? 2 : 4) : NULL,
+                              .master = coded ? NULL : there[MASTER] + off,
+                              .param = param ? (char *)there[PARAM] + off * (half ? 2 : 4) : NULL,
                               .grad = there[GRAD] + off,
                               .state = {there[FIRST] + off, there[SECOND] + off},
                               .scalars = scalars};
@@ -482,6 +484,8 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
                 want[j][i] = j == FIRST || j == SECOND
                                  ? fabsf(random_normal(&suite_rng)) /* avoids roots of negative numbers */
                                  : random_normal(&suite_rng);
+            for (int i = 0; coded && j == PARAM && i < 2 * UPDATED; i++)
+                ((uint16_t *)want[j])[i] = bf16_from_float(random_normal(&suite_rng));
             assert_int_equal(ops->copy(s, there[j], want[j], bytes), 0);
         }
         assert_int_equal(ops->stream_sync(s), 0);
@@ -492,15 +496,18 @@ static void run_update_spans(struct zr_device *dev, struct zr_stream *s)
             if (off + first + length > UPDATED)
                 break;
             span[n] = (struct zr_update_span){first, length, 0.01f * (float)(n + 1), 0.1f * (float)(n % 3)};
+            span[n].rounding.first = (int64_t)(random_bits(&suite_rng) >> 20);
+            zr_rounding_key(span[n].rounding.key, 1, (uint64_t)round, (uint64_t)n);
             u.n = first + length;
             struct zr_update one = u;
             one.n = length;
             one.lr = span[n].lr;
             one.decay = span[n].decay;
-            one.master = want[MASTER] + off + first;
-            one.param = !u.param    ? NULL
-                        : round % 2 ? (void *)((uint16_t *)want[PARAM] + off + first)
-                                    : (void *)(want[PARAM] + off + first);
+            one.rounding = span[n].rounding;
+            one.master = coded ? NULL : want[MASTER] + off + first;
+            one.param = !u.param ? NULL
+                        : half   ? (void *)((uint16_t *)want[PARAM] + off + first)
+                                 : (void *)(want[PARAM] + off + first);
             one.grad = want[GRAD] + off + first;
             one.state[0] = want[FIRST] + off + first;
             one.state[1] = want[SECOND] + off + first;

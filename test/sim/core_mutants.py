@@ -36,7 +36,7 @@ def read_list(path):
 
 def mutate(sources, m):
     """Returns the path of the source {path: text} that has the change, and its changed text."""
-    pattern = re.compile(r"^[a-z][^\n;]*\b" + m["in"] + r"\([^;{]*\)\n\{.*?^\}", re.MULTILINE | re.DOTALL)
+    pattern = re.compile(r"^[A-Za-z_][^\n;]*\b" + m["in"] + r"\([^;{]*\)\n\{.*?^\}", re.MULTILINE | re.DOTALL)
     found = [(path, body) for path, text in sources.items() for body in pattern.finditer(text)]
     if len(found) != 1:
         sys.exit(f'"{m["name"]}": the function {m["in"]} stands in {[path for path, _ in found]}')
