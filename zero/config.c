@@ -81,6 +81,10 @@ static int check_together(const struct zero_config *c)
     if (c->launch.exchange && (c->launch.mpi_comm || c->launch.nccl_comm))
         return zr_fail(ZERO_ERR_ARG, "exchange and %s are set; allowed: one of them, as each lets ranks meet",
                        c->launch.mpi_comm ? "mpi_comm" : "nccl_comm");
+    if (c->memory.states == ZERO_STATES_FILE && c->checkpoint.save_async)
+        return zr_fail(ZERO_ERR_ARG,
+                       "states is file and save_async is 1; allowed: one of them, as a snapshot "
+                       "has masters and states in memory");
     if (c->memory.n_order < 0)
         return zr_fail(ZERO_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
     if (!c->memory.order != (c->memory.n_order == 0))
@@ -400,9 +404,7 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
 /* Refuses what this version does not do yet. */
 static int refuse_unbuilt(const struct zr_options *o)
 {
-    const char *field = o->grad_sum_dtype == ZERO_BF16  ? "grad_sum_dtype"
-                        : o->states == ZERO_STATES_FILE ? "states"
-                                                        : NULL;
+    const char *field = o->grad_sum_dtype == ZERO_BF16 ? "grad_sum_dtype" : NULL;
     return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
                  : 0;
 }

@@ -372,6 +372,99 @@ static void check_update(void **state)
         turn++;
 }
 
+static float read_weight(const struct zr_update *u, int64_t i)
+{
+    const uint16_t *half = u->param;
+    return u->masters == ZERO_MASTERS_F32         ? u->master[i]
+           : u->masters == ZERO_MASTERS_REMAINDER ? zr_join_master(half[i], u->remainder[i])
+                                                  : bf16_to_float(half[i]);
+}
+
+/* Returns the most by which a state may be away from its value in fp64. */
+static double state_error(const struct zr_update *u, int s, int64_t i, double value, double rounding)
+{
+    const double levels = zr_q8_levels(squares_of(u->kind) == s);
+    if (u->moments == ZERO_MOMENTS_F32)
+        return rounding;
+    if (u->moments == ZERO_MOMENTS_BF16)
+        return rounding + 0x1p-7 * fabs(value);
+    const double scale = bf16_to_float(u->scale[s][i / 32]);
+    return rounding + scale * ((2 * sqrt(fabs(value) / scale) * levels + 2) / (levels * levels) + 1e-5);
+}
+
+/* Updates agree with the formulas in fp64, up to the rounding of their precision. */
+static void check_f64(const struct zr_host_kernels *k, const struct variant *v, enum zero_masters masters,
+                      enum zero_moments moments)
+{
+    enum { N = 77 };
+    struct arrays a = open_arrays(v, masters, moments, N, 0);
+    float before[3][N] = {{0}};
+    point(&a, v->n_states);
+    fill(&a, v->n_states);
+    for (int64_t i = 0; i < N; i++) {
+        write_grad(&a.u, i, random_normal(&rng));
+        before[0][i] = read_weight(&a.u, i);
+        for (int s = 0; s < v->n_states; s++)
+            before[1 + s][i] = read_state(&a.u, s, i);
+    }
+    k->update(&a.u);
+    for (int64_t i = 0; i < N; i++) {
+        const float g = read_grad(&a.u, i), scale = a.scalars.grad_scale;
+        double x[3] = {before[0][i], before[1][i], before[2][i]};
+        element_f64(&a.u, scale, g, &x[0], &x[1], &x[2]);
+        const struct errors e =
+            rounding_of(&a.u, scale, g, before[0][i], before[1][i], before[2][i], x[0], x[1], x[2]);
+        const double most = e.w + (masters == ZERO_MASTERS_NONE ? 0x1p-7 * fabs(x[0]) : 0),
+                     rounding[2] = {e.s0, e.s1};
+        if (fabs(read_weight(&a.u, i) - x[0]) > most)
+            fail_msg("%s: masters %d: %a, not %a", v->name, (int)masters, (double)read_weight(&a.u, i), x[0]);
+        for (int s = 0; s < v->n_states; s++)
+            if (fabs(read_state(&a.u, s, i) - x[1 + s]) > state_error(&a.u, s, i, x[1 + s], rounding[s]))
+                fail_msg("%s: moments %d: state %d is %a, not %a", v->name, (int)moments, s,
+                         (double)read_state(&a.u, s, i), x[1 + s]);
+    }
+    for (int i = 0; i < N_ARRAYS; i++)
+        guarded_close(array_of(&a, i));
+}
+
+/* A gradient that is not finite reaches its element, and with 8 bits its block, and nothing else. */
+static void check_not_finite(const struct zr_host_kernels *k, const struct variant *v,
+                             enum zero_masters masters, enum zero_moments moments)
+{
+    enum { N = 100, AT = 40 };
+    struct arrays a = open_arrays(v, masters, moments, N, 0), b = open_arrays(v, masters, moments, N, 0);
+    point(&a, v->n_states), point(&b, v->n_states);
+    fill(&a, v->n_states);
+    for (int i = 0; i < N_ARRAYS; i++)
+        memcpy(array_of(&b, i)->p, array_of(&a, i)->p, (size_t)array_of(&a, i)->bytes);
+    b.u.rounding = a.u.rounding;
+    write_grad(&b.u, AT, random_below(&rng, 2) ? NAN : INFINITY);
+    k->update(&a.u), k->update(&b.u);
+    for (int64_t i = 0; i < N; i++) {
+        const bool reached = moments == ZERO_MOMENTS_Q8 ? i / 32 == AT / 32 : i == AT;
+        if (i != AT)
+            assert_true(same_float(read_weight(&a.u, i), read_weight(&b.u, i)));
+        for (int s = 0; s < v->n_states; s++) {
+            if (!reached)
+                assert_true(same_float(read_state(&a.u, s, i), read_state(&b.u, s, i)));
+            else
+                assert_false(isfinite(read_state(&b.u, s, i)));
+        }
+    }
+    for (int i = 0; i < N_ARRAYS; i++)
+        guarded_close(array_of(&a, i)), guarded_close(array_of(&b, i));
+}
+
+static void check_values(void **state)
+{
+    FOR_EACH(struct variant, v, variants)
+    for (int masters = 0; masters <= ZERO_MASTERS_NONE; masters++)
+        for (int moments = 0; moments <= ZERO_MOMENTS_Q8; moments++) {
+            check_f64(*state, v, (enum zero_masters)masters, (enum zero_moments)moments);
+            check_not_finite(*state, v, (enum zero_masters)masters, (enum zero_moments)moments);
+        }
+}
+
 /* Wherever shards are cut at blocks, the bits are the same. */
 static void check_pieces(void **state)
 {
@@ -624,12 +717,12 @@ static void time_states(const struct zr_host_kernels *k)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(check_noise),       cmocka_unit_test(check_remainder),
-        cmocka_unit_test(check_random_bf16), cmocka_unit_test(check_codes),
-        cmocka_unit_test(check_update),      cmocka_unit_test(check_pieces),
-        cmocka_unit_test(check_codings),     cmocka_unit_test(check_add_rounded),
-        cmocka_unit_test(check_500_steps),   cmocka_unit_test(check_squares)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(check_noise),       cmocka_unit_test(check_remainder),
+                                       cmocka_unit_test(check_random_bf16), cmocka_unit_test(check_codes),
+                                       cmocka_unit_test(check_update),      cmocka_unit_test(check_values),
+                                       cmocka_unit_test(check_pieces),      cmocka_unit_test(check_codings),
+                                       cmocka_unit_test(check_add_rounded), cmocka_unit_test(check_500_steps),
+                                       cmocka_unit_test(check_squares)};
     rng = random_open();
     return check_main(argc, argv, tests, sizeof tests / sizeof *tests, time_states);
 }
