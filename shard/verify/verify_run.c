@@ -139,9 +139,10 @@ static int open_sim(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
     /* Every rank has five streams. Pipelines add three for pairs of neighbours and one for tied tensors;
-     * context parallelism adds one for shifts. */
+     * context parallelism adds one for shifts, and a file of states one for transfers. */
     struct zr_sim_options o = {.world = v->n_ranks,
-                               .n_streams = 5 + (c->pp > 1 ? 4 : 0) + (c->cp > 1),
+                               .n_streams =
+                                   5 + (c->pp > 1 ? 4 : 0) + (c->cp > 1) + (c->states == ZERO_STATES_FILE),
                                .compute_on_caller = c->caller,
                                .event_done = c->event_done,
                                .fail_alloc = c->fail_alloc,
