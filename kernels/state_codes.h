@@ -126,9 +126,9 @@ ZR_HOST_DEVICE uint16_t zr_round_away(float x)
  * largest bf16 give that one. A NaN becomes quiet, and keeps its sign and upper payload. */
 ZR_HOST_DEVICE uint16_t zr_round_random(float x, uint32_t noise)
 {
-    const uint32_t bits = zr_float_bits(x), rounded = bits + (noise >> 16);
-    const uint32_t kept = (rounded & 0x7fffffffu) < 0x7f800000u ? rounded : bits;
-    return (uint16_t)(kept >> 16 | (zr_bits_are_nan(bits) ? 0x40 : 0));
+    const uint32_t bits = zr_float_bits(x), size = bits & 0x7fffffffu, rounded = size + (noise >> 16);
+    const uint32_t kept = rounded < 0x7f800000u ? rounded : size;
+    return (uint16_t)((kept | (bits ^ size)) >> 16 | (zr_bits_are_nan(bits) ? 0x40 : 0));
 }
 
 /* --- masters as a bf16 weight and 16 more bits ---

@@ -244,8 +244,8 @@ int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct 
 int64_t zr_plan_outer_sum_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 int64_t zr_plan_outer_gather_wire(const struct zr_plan *p, int32_t unit, struct zr_where at);
 
-/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read, or ZR_SCALE(i)). f32 weights
- * are their own masters and are held once. */
+/* Whether a checkpoint holds this value of the flat (a kind as in zr_engine_read, or ZR_SCALE(i)). f32
+ * weights are their own masters and are held once. */
 bool zr_plan_saves(const struct zr_flat *f, int kind);
 /* Returns the bytes of such a value as a rank keeps it. */
 int64_t zr_plan_saved_size(const struct zr_flat *f, int kind);

@@ -249,8 +249,8 @@ static int update_range(void *arg, const struct zr_flat *f, const struct zr_piec
     char *master = zr_engine_master_at(e, f, first);
     struct zr_update k = {.kind = f->optimizer,
                           .param_dtype = f->dtype,
-                          .masters = (int)f->masters,
-                          .moments = (int)f->moments,
+                          .masters = f->masters,
+                          .moments = f->moments,
                           .grad_dtype = ZERO_F32,
                           .lr = up->job->lr * group->lr_scale,
                           .beta1 = group->beta1,

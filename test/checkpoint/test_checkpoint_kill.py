@@ -100,7 +100,8 @@ def main():
         data = os.path.join(root, "text")
         with open(data, "w", encoding="utf-8") as f:
             f.write("It was the best of times, it was the worst of times. " * 50)
-        for world, stage, more in ((2, 3, ["--save-async"]), (1, 2, [])):
+        for world, stage, more, moments in ((2, 3, ["--save-async"], "q8"), (1, 2, [], "f32")):
+            os.environ["ZERO_MOMENTS"] = moments
             whole = finish(data, world, stage, STEPS)
             folder = os.path.join(root, f"run{world}")
             saving = ["--save", folder, "--save-every", "1", "--keep", "2", "--load", "latest", *more]

@@ -407,8 +407,8 @@ static void damaged_scales_are_refused(void **state)
     int n_scales = 0;
     open_files();
     run(&one_rank, &q8, "/begin", 0, save_one, NULL);
-    unsigned char *data =
-        (unsigned char *)(uintptr_t)content("/begin", SAVED_STEPS - 1, "shard-00001-of-00001.safetensors", &n);
+    unsigned char *data = (unsigned char *)(uintptr_t)content("/begin", SAVED_STEPS - 1,
+                                                              "shard-00001-of-00001.safetensors", &n);
     for (int i = 0; i < 8; i++)
         n_head |= (int64_t)data[i] << 8 * i;
     assert_int_equal(zr_st_parse("shard", (const char *)data + 8, n_head, *n, &st), 0);

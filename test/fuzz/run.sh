@@ -54,7 +54,7 @@ try() {
 fuzz safetensors $parsers
 # shellcheck disable=SC2086
 fuzz manifest $parsers
-fuzz config zero/config.c zero/config_keys.c zero/errors.c shard/layout.c shard/placement.c kernels/log.c kernels/optimizers.c
+fuzz config zero/config.c zero/config_keys.c zero/errors.c shard/layout.c shard/placement.c shard/tp_cut.c kernels/log.c kernels/optimizers.c
 fuzz frames comm/meet/link.c comm/meet/handshake.c comm/meet/net_address.c comm/fork.c kernels/thread.c kernels/log.c
 fuzz flight comm/flight_view.c comm/flight.c comm/post.c comm/segment.c comm/comm.c comm/shared_memory.c comm/meet/call_log.c \
     kernels/first_failure.c kernels/clock.c

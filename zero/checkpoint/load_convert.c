@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_convert.c: how each value of this rank is read from a checkpoint, and the conversion of values that are
- * kept otherwise than they were saved: frozen weights that are trained now, masters in fp32 that are kept as 16
- * more bits, and states in another precision.
+/* load_convert.c: how each value of this rank is read from a checkpoint, and the conversion of values that
+ * are kept otherwise than they were saved: frozen weights that are trained now, masters in fp32 that are kept
+ * as 16 more bits, and states in another precision.
  *
  * All conversions go through fp32. The saved values are read to the end of fp32 memory, and widened in place
  * from its beginning. If the rank keeps values of 4 bytes, that is their own memory. Values are rounded to
- * nearest, and blocks of 8-bit states are those of the tensor, so all ranks of any world get the same bits. */
+ * nearest, and blocks of 8-bit states are those of the tensor, so all ranks of any world get the same
+ * bits. */
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "kernels/state_codes.h"
@@ -143,8 +144,8 @@ struct zr_load_room zr_loading_room(const struct zr_loading *l, const struct zr_
 
 /* ---- converting ---- */
 
-/* Decodes a run of 8-bit states. Its scales begin with that of its first element. codes may be the last quarter
- * of the memory of wide. */
+/* Decodes a run of 8-bit states. Its scales begin with that of its first element. codes may be the last
+ * quarter of the memory of wide. */
 static void decode_run(const struct zr_loading *l, const struct zr_extent *x, const struct zr_saved_run *run,
                        const uint8_t *codes, const uint16_t *scales, float *wide)
 {
@@ -252,7 +253,8 @@ static bool has_other_moments(const struct zr_manifest_tensor *was, const struct
     return t->n_states && !same_moments(was, t);
 }
 
-/* Prints how many tensors are kept otherwise than they were saved, and the first one's name; "" if none is. */
+/* Prints how many tensors are kept otherwise than they were saved, and the first one's name; "" if none
+ * is. */
 static void print_other(const struct zr_loading *l,
                         bool (*is_other)(const struct zr_manifest_tensor *was, const struct zr_tensor *t),
                         const char *what, char out[300])

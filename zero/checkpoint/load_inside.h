@@ -98,8 +98,8 @@ struct zr_load_room {
     /* Memory for fp32 values, which begins before `values` and ends with them. */
     float *wide;
 };
-/* Returns the room of a converted extent, and adds its bytes to *used, which counts the bytes of l->wide. Call
- * it for all converted extents in order. Before l->wide is allocated, it only counts. */
+/* Returns the room of a converted extent, and adds its bytes to *used, which counts the bytes of l->wide.
+ * Call it for all converted extents in order. Before l->wide is allocated, it only counts. */
 struct zr_load_room zr_loading_room(const struct zr_loading *l, const struct zr_extent *x,
                                     const struct zr_load_source *s, int64_t *used);
 /* Converts what was read. */

@@ -446,8 +446,8 @@ static void meet_extent(struct meeting *m, const struct zr_extent *x)
     }
 }
 
-/* Lists, by file, the parts of the saved ranges that this rank reads; requests NULL: only counts them. Returns
- * the bytes of l->wide that are needed. */
+/* Lists, by file, the parts of the saved ranges that this rank reads; requests NULL: only counts them.
+ * Returns the bytes of l->wide that are needed. */
 static int64_t meet(const struct zr_loading *l, struct zr_request **requests, int64_t *n)
 {
     struct meeting m = {l, requests, n, 0};

@@ -27,8 +27,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-/* Hashes the settings that change what is computed, but not stage, world and the like. Precisions count if they
- * are not fp32. A remainder computes the same as fp32 masters. */
+/* Hashes the settings that change what is computed, but not stage, world and the like. Precisions count if
+ * they are not fp32. A remainder computes the same as fp32 masters. */
 static uint64_t config_hash(const struct zr_options *o)
 {
     double v[] = {
