@@ -94,6 +94,8 @@ struct zr_options {
     int64_t seed;
     /* Where masters and states are. */
     enum zero_states states;
+    /* With ZERO_STATES_FILE: elements of a part of the file, a multiple of 64. 0: the usual size. */
+    int64_t part_elems;
     /* Dtype of gradients between ranks. 0: the tensor's own. */
     enum zero_dtype wire_dtype;
 

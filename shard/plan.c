@@ -23,6 +23,7 @@ const char *zr_mem_name(enum zr_mem m)
                                                    [ZR_MEM_GRAD_GATHERED] = "gathered gradients",
                                                    [ZR_MEM_MASTER] = "master weights",
                                                    [ZR_MEM_MOMENTS] = "optimizer moments",
+                                                   [ZR_MEM_STATE_BUFFERS] = "state buffers",
                                                    [ZR_MEM_SNAPSHOT] = "snapshot",
                                                    [ZR_MEM_COMM] = "communicators",
                                                    [ZR_MEM_EXCHANGE] = "exchange"};
@@ -40,6 +41,7 @@ void zr_plan_free(struct zr_plan *p)
     free(p->grad_slots);
     free(p->master_at);
     free(p->state_at);
+    free(p->file_at);
     free(p->sum_in_place);
     free(p->sum_at);
     free(p->in_reduce_slot);
@@ -143,6 +145,12 @@ int64_t zr_plan_state_size(const struct zr_flat *f)
     return f->moments == ZERO_MOMENTS_F32    ? (int64_t)sizeof(float)
            : f->moments == ZERO_MOMENTS_BF16 ? (int64_t)sizeof(uint16_t)
                                              : 1;
+}
+
+int64_t zr_plan_state_bytes(const struct zr_flat *f, int64_t n)
+{
+    const int64_t scales = f->moments == ZERO_MOMENTS_Q8 ? (n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK : 0;
+    return n * zr_plan_state_size(f) + scales * (int64_t)sizeof(uint16_t);
 }
 
 int64_t zr_plan_scales_at(const struct zr_plan *p, const struct zr_flat *f, int state)
@@ -326,14 +334,6 @@ static void count_states(struct zr_plan *p)
         p->n_states = (int32_t)zr_max(p->n_states, p->layout->flats[i].n_states);
 }
 
-/* Returns the bytes of a state of the elements that a rank keeps: 8-bit codes have their scales behind
- * them. */
-static int64_t state_bytes(const struct zr_plan *p, const struct zr_flat *f)
-{
-    const int64_t n = zr_plan_kept_elems(p, f), scales = f->moments == ZERO_MOMENTS_Q8 ? n / ZR_Q8_BLOCK : 0;
-    return n * zr_plan_state_size(f) + scales * (int64_t)sizeof(uint16_t);
-}
-
 static void place_state(struct zr_plan *p, const struct zr_options *opt)
 {
     const struct zr_layout *l = p->layout;
@@ -343,7 +343,8 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
         p->master_at[i] = master_size ? take(&p->master_bytes, zr_plan_kept_elems(p, f) * master_size) : -1;
         for (int s = 0; s < p->n_states; s++)
             p->state_at[s * l->n_flats + i] =
-                s < f->n_states ? take(&p->state_bytes[s], state_bytes(p, f)) : -1;
+                s < f->n_states ? take(&p->state_bytes[s], zr_plan_state_bytes(f, zr_plan_kept_elems(p, f)))
+                                : -1;
     }
     for (int32_t i = 0; opt->save_async && i < l->n_flats; i++)
         for (int kind = -2; kind < ZR_N_KINDS; kind++)
@@ -361,11 +362,17 @@ static void place_state(struct zr_plan *p, const struct zr_options *opt)
         p->words_bytes += l->n_tensors * (int64_t)sizeof(struct zr_shard_digest);
     p->bytes[ZR_MEM_SNAPSHOT] = p->snapshot_bytes;
     p->bytes[ZR_MEM_EXCHANGE] += p->words_bytes;
+    p->states = opt->states;
+    if (p->states == ZERO_STATES_FILE) {
+        zr_plan_place_parts(p, opt->part_elems);
+        p->master_bytes = 0;
+        memset(p->state_bytes, 0, sizeof p->state_bytes);
+        p->bytes[ZR_MEM_STATE_BUFFERS] = 2 * p->part_bytes;
+    }
     p->bytes[ZR_MEM_MASTER] = p->master_bytes;
     for (int s = 0; s < p->n_states; s++)
         p->bytes[ZR_MEM_MOMENTS] += p->state_bytes[s];
-    p->states = opt->states;
-    p->host_bytes = p->snapshot_bytes + p->words_bytes;
+    p->host_bytes = p->snapshot_bytes + p->words_bytes + p->bytes[ZR_MEM_STATE_BUFFERS];
     if (p->states == ZERO_STATES_HOST)
         p->host_bytes += p->bytes[ZR_MEM_MASTER] + p->bytes[ZR_MEM_MOMENTS];
 }
@@ -614,12 +621,13 @@ int zr_plan_make(const struct zr_layout *l, const struct zr_options *opt, struct
     p->master_at = calloc((size_t)l->n_flats, sizeof *p->master_at);
     count_states(p);
     p->state_at = calloc((size_t)(p->n_states * (int64_t)l->n_flats + 1), sizeof *p->state_at);
+    p->file_at = calloc((size_t)l->n_flats, sizeof *p->file_at);
     p->sum_in_place = calloc((size_t)l->n_units, sizeof *p->sum_in_place);
     p->sum_at = calloc((size_t)l->n_flats, sizeof *p->sum_at);
     p->in_reduce_slot = calloc((size_t)l->n_flats, sizeof *p->in_reduce_slot);
     p->in_group_slot = calloc((size_t)l->n_flats, sizeof *p->in_group_slot);
-    if (!p->param_at || !p->grad_at || !p->resident || !p->master_at || !p->state_at || !p->sum_in_place ||
-        !p->sum_at || !p->in_reduce_slot || !p->in_group_slot) {
+    if (!p->param_at || !p->grad_at || !p->resident || !p->master_at || !p->state_at || !p->file_at ||
+        !p->sum_in_place || !p->sum_at || !p->in_reduce_slot || !p->in_group_slot) {
         zr_fail(err, "no memory for a plan of %d units", l->n_units);
         goto fail;
     }

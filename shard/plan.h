@@ -30,6 +30,8 @@ enum zr_mem {
     ZR_MEM_GRAD_GATHERED,
     ZR_MEM_MASTER,
     ZR_MEM_MOMENTS,
+    /* Two parts of the file of masters and states. */
+    ZR_MEM_STATE_BUFFERS,
     ZR_MEM_SNAPSHOT,
     /* Memory that the communicators reserve. */
     ZR_MEM_COMM,
@@ -49,6 +51,7 @@ const char *zr_mem_name(enum zr_mem m);
 #define ZR_AXIS_BYTES         (3192 << 10) /* bytes of the arena for them */
 #define ZR_SMALL_VALUES_BYTES (64 << 10)   /* least bytes for values, if the model has as many */
 #define ZR_VALUE_BYTES        (256 << 10)  /* most bytes for values, in zero_read and zero_write */
+#define ZR_DISK_ALIGN         4096         /* parts of the file of states begin and end at its multiples */
 
 _Static_assert(sizeof(struct zr_agreed) <= ZR_STRAY_AT &&
                    ZR_STRAY_AT + sizeof(struct zr_exact_sum) <= ZR_OUTCOME_BYTES,
@@ -179,6 +182,13 @@ struct zr_plan {
      * all elements, and then a scale for each block of ZR_Q8_BLOCK. -1: the flat does not have this state. */
     int64_t *state_at;
 
+    /* With ZERO_STATES_FILE masters and states are in a file of file_bytes, and the arrays above are empty.
+     * The elements that a rank keeps of a flat are in parts of part_elems, of which only the last may be
+     * shorter. part_bytes: of the largest part. */
+    int64_t file_bytes, part_elems, part_bytes;
+    /* (n_flats) Offset of the flat's first part in the file. */
+    int64_t *file_at;
+
     /* Host memory that the device can reach. */
     /* Bytes of a snapshot. 0: none is kept. */
     int64_t snapshot_bytes;
@@ -188,7 +198,7 @@ struct zr_plan {
      * values_bytes of their values. With tp, a struct zr_shard_digest for each tensor follows at
      * shard_digests_at. */
     int64_t words_bytes, shard_digests_at;
-    /* The sum of both, and of masters and states that are in host memory; part of total_bytes. */
+    /* The sum of both, and of masters, states and their buffers in host memory; part of total_bytes. */
     int64_t host_bytes;
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
@@ -236,8 +246,23 @@ int64_t zr_plan_kept_elems(const struct zr_plan *p, const struct zr_flat *f);
  * are the masters, or the flat is frozen. */
 int64_t zr_plan_master_size(const struct zr_flat *f);
 int64_t zr_plan_state_size(const struct zr_flat *f);
+/* Returns the bytes of a state of n elements. 8-bit codes have their scales behind them. */
+int64_t zr_plan_state_bytes(const struct zr_flat *f, int64_t n);
 /* Returns the offset in a state's array of the flat's scales. It has them if its states are Q8. */
 int64_t zr_plan_scales_at(const struct zr_plan *p, const struct zr_flat *f, int state);
+
+/* Masters and states of elements [first, first + n) of a flat in the file of states: `bytes` bytes from `at`
+ * on. Masters and each state begin at these offsets in the part. -1: there are none. */
+struct zr_state_part {
+    const struct zr_flat *flat;
+    int64_t first, n, at, bytes;
+    int64_t master_at, state_at[ZR_MAX_STATES];
+};
+/* plan_parts.c. The first places all parts; part_elems 0: the usual size. The second finds part k of the
+ * elements that a rank keeps of a flat. Returns false if there is no such part. */
+void zr_plan_place_parts(struct zr_plan *p, int64_t part_elems);
+bool zr_plan_part(const struct zr_plan *p, const struct zr_flat *f, struct zr_span kept, int64_t k,
+                  struct zr_state_part *part);
 
 /* Return the bytes that a rank takes from others in its group to gather the unit, to reduce it, and to gather
  * its gradient if sums are whole. */

@@ -81,6 +81,10 @@ static int check_together(const struct zero_config *c)
     if (c->launch.exchange && (c->launch.mpi_comm || c->launch.nccl_comm))
         return zr_fail(ZERO_ERR_ARG, "exchange and %s are set; allowed: one of them, as each lets ranks meet",
                        c->launch.mpi_comm ? "mpi_comm" : "nccl_comm");
+    if (c->memory.states == ZERO_STATES_FILE && c->checkpoint.save_async)
+        return zr_fail(ZERO_ERR_ARG,
+                       "states is file and save_async is 1; allowed: one of them, as a snapshot "
+                       "has masters and states in memory");
     if (c->memory.n_order < 0)
         return zr_fail(ZERO_ERR_ARG, "n_order is %d; allowed: 0 and more", c->memory.n_order);
     if (!c->memory.order != (c->memory.n_order == 0))
@@ -397,52 +401,12 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
     }
 }
 
-/* Refuses what this version does not do yet. */
-static int refuse_unbuilt(const struct zr_options *o)
-{
-    const char *field = o->states == ZERO_STATES_FILE ? "states" : NULL;
-    return field ? zr_fail(ZERO_ERR_NOTSUP, "%s: this version of libzero supports the default only", field)
-                 : 0;
-}
-
-/* Refuses bf16 sums of gradients that optim.update takes, which are fp32. */
-static int check_sums(const struct zr_tensor *t, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++)
-        if (t[i].grad && t[i].sum_dtype == ZERO_BF16 && !t[i].optimizer)
-            return zr_fail(
-                ZERO_ERR_ARG,
-                "tensors[%d] (%s): grad_sum_dtype is bf16, but its parameter group has update set, "
-                "which takes fp32 gradients; allowed: f32, or a named optimizer",
-                i, t[i].name);
-    return 0;
-}
-
-/* Refuses 8-bit states of tensors whose blocks tp would cut, because a block has one scale. */
-static int check_q8_cuts(const struct zr_options *o, const struct zr_tensor *t, int32_t n)
-{
-    for (int32_t i = 0; i < n; i++) {
-        const struct zr_tp_cut cut = zr_tp_of_tensor(&t[i], o->tp);
-        const int64_t run = zr_tp_run_elems(&cut), one_layer = cut.part_elems / zr_max(t[i].n_layers, 1);
-        const bool is_cut = run % ZR_Q8_BLOCK || (run < one_layer && zr_tp_run_stride(&cut) % ZR_Q8_BLOCK);
-        if (cut.parts > 1 && t[i].grad && t[i].n_states && t[i].moments == ZERO_MOMENTS_Q8 && is_cut)
-            return zr_fail(
-                ZERO_ERR_ARG,
-                "tensors[%d] (%s): moments is q8, which has blocks of %d elements, but tp %d cuts the "
-                "tensor into runs of %lld elements; allowed: runs of whole blocks, or a parameter "
-                "group with moments bf16 or f32",
-                i, t[i].name, ZR_Q8_BLOCK, o->tp, (long long)run);
-    }
-    return 0;
-}
-
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
                      struct zr_layout **out)
 {
     const struct zr_options *o = &config->options;
     struct zr_placement place;
-    int err = refuse_unbuilt(o);
-    err = err ? err : zr_placement_in(o, world, &place);
+    int err = zr_placement_in(o, world, &place);
     apply_groups(o, tensors, n_tensors);
     err = err ? err : check_sums(tensors, n_tensors);
     err = err ? err : check_q8_cuts(o, tensors, n_tensors);

@@ -17,6 +17,7 @@
 #include "zero/checkpoint/manifest.h"
 #include "zero/config.h"
 #include "zero/progress.h"
+#include "zero/state_file.h"
 
 /* Maps a tensor of this rank's table to the whole model: its number there, and its first element. With tp the
  * element counts within this rank's part of the tensor. */
@@ -105,6 +106,10 @@ struct zero_ctx {
     /* Checkpoints. */
     /* the operating system's, unless a test put others here */
     const struct zr_files *files;
+    /* masters and optimizer states, with cfg.memory.states = file; NULL: they are in memory */
+    struct zr_state_file *states;
+    /* the file that extents of a save or a load are in: states, or the one that is loaded */
+    const struct zr_state_file *mapped;
     /* rank 0's locks on the folders that it saves into */
     struct zr_folder_locks locks;
     /* the save under way; NULL: none */
@@ -387,6 +392,12 @@ int zr_save_end(struct zero_ctx *z);
 void zr_save_notice(struct zero_ctx *z);
 
 /* ---- memory.c ---- */
+
+/* state_file.c. Opens the file of masters and states, if cfg.memory.states says so, and returns what the
+ * engine reads and writes it with. Local. zr_states_close takes NULL. */
+int zr_states_open(struct zero_ctx *z);
+struct zr_state_io zr_states_io(struct zero_ctx *z);
+void zr_states_close(struct zr_state_file *states);
 
 /* Refuses the plans of this host's ranks if together they do not fit its free memory, or that of a memory
  * control group. Call it after zr_agree_on_plan, which collects what each rank needs. */

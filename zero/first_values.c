@@ -25,7 +25,7 @@ static int find_in_range(struct zr_source *s, const struct zr_extent *x, int64_t
     return err;
 }
 
-/* Logs the first NaN or infinity among parameters and masters. */
+/* Logs the first NaN or infinity among parameters and masters. Masters in a file were made of parameters. */
 static int report_first(struct zero_ctx *z, struct zr_source *s, char *buffer, int64_t buffer_bytes)
 {
     int64_t found = -1;
@@ -35,7 +35,7 @@ static int report_first(struct zero_ctx *z, struct zr_source *s, char *buffer, i
         const struct zr_extent *x = &s->x->list[i];
         const struct zr_tensor *t = &z->whole.tensors[x->tensor];
         enum zero_dtype dtype = x->kind == ZR_VALUE_PARAM ? t->dtype : ZERO_F32;
-        if (x->kind >= 0 || !zr_floats_convert("F32", dtype))
+        if (x->kind >= 0 || !x->at || !zr_floats_convert("F32", dtype))
             continue;
         err = find_in_range(s, x, s->at[i], dtype, buffer, buffer_bytes, &found, &value);
         if (!err && found >= 0)

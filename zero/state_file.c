@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* state_file.c: makes the file of optimizer states, and transfers its bytes in blocks, on several threads. */
 #include "zero/state_file.h"
-#include "shard/layout.h"
+#include "kernels/alloc.h"
 #include "zero/checkpoint/parallel.h"
+#include "zero/context.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define BLOCK_BYTES (4 << 20)
@@ -71,25 +74,93 @@ static int reserve(struct zr_state_file *f)
 int zr_state_file_open(const struct zr_files *fs, const char *folder, int rank, int64_t bytes,
                        struct zr_state_file *f)
 {
-    char absolute[ZR_PATH_BYTES], name[64];
-    *f = (struct zr_state_file){.file = {.fs = fs, .fd = -1, .direct = -1}, .bytes = bytes};
+    char name[64];
+    *f = (struct zr_state_file){.file = {.fs = fs, .fd = -1, .direct = -1}, .bytes = bytes, .rank = rank};
     /* Ranks of different containers may share the folder, and have one process number. */
     snprintf(name, sizeof name, ".zero-states-%d-%lld", rank, (long long)zr_now_ns());
-    int err = zr_path_absolute(fs, folder, absolute);
+    int err = zr_path_absolute(fs, folder, f->folder);
     if (!err)
-        err = zr_path_join(f->path, absolute, name);
+        err = zr_path_join(f->path, f->folder, name);
     if (!err)
         err = zr_block_file_create_unnamed(fs, f->path, bytes, &f->file);
     if (!err)
         err = reserve(f);
-    return err ? zr_fail_more(err, "memory.states_dir %s: a file of %lld bytes for optimizer states", folder,
+    return err ? zr_fail_more(err, "states_dir %s: a file of %lld bytes for optimizer states", folder,
                               (long long)bytes)
                : 0;
 }
 
+int zr_state_file_open_like(const struct zr_state_file *model, struct zr_state_file *f)
+{
+    return zr_state_file_open(model->file.fs, model->folder, model->rank, model->bytes, f);
+}
+
+int zr_state_file_map(struct zr_state_file *f)
+{
+    const struct zr_files *fs = f->file.fs;
+    void *at = NULL;
+    int err = fs->map ? fs->map(fs->arg, f->file.fd, f->bytes, &at) : -ENOTSUP;
+    if (err < 0)
+        return zr_fail(ZERO_ERR_IO, "%s: the file of %lld bytes cannot be mapped: %s", f->path,
+                       (long long)f->bytes, strerror(-err));
+    f->map = at;
+    return 0;
+}
+
+int zr_state_file_unmap(struct zr_state_file *f)
+{
+    const struct zr_files *fs = f->file.fs;
+    if (!f->map)
+        return 0;
+    fs->unmap(fs->arg, f->map, f->bytes);
+    f->map = NULL;
+    return zr_file_sync(fs, f->file.fd, f->path);
+}
+
 void zr_state_file_close(struct zr_state_file *f)
 {
+    if (f->map)
+        f->file.fs->unmap(f->file.fs->arg, f->map, f->bytes);
     if (f->file.fs)
         zr_block_file_close(&f->file); /* nothing of it is kept */
     *f = (struct zr_state_file){0};
+}
+
+/* ---- of a context ---- */
+
+/* z->states changes with a load. */
+static int read_states(void *arg, void *buf, int64_t n, int64_t at)
+{
+    return zr_state_file_read(((struct zero_ctx *)arg)->states, buf, n, at);
+}
+
+static int write_states(void *arg, const void *buf, int64_t n, int64_t at)
+{
+    return zr_state_file_write(((struct zero_ctx *)arg)->states, buf, n, at);
+}
+
+struct zr_state_io zr_states_io(struct zero_ctx *z)
+{
+    return (struct zr_state_io){read_states, write_states, z};
+}
+
+int zr_states_open(struct zero_ctx *z)
+{
+    const char *said = getenv("ZERO_STATES_DIR"),
+               *dir = said && *said ? said : z->config.user.memory.states_dir;
+    if (!z->plan->file_bytes)
+        return 0;
+    if (!dir || !*dir)
+        return zr_fail(ZERO_ERR_ARG,
+                       "states is file, but states_dir is NULL; allowed: a folder on a local disk, "
+                       "also from ZERO_STATES_DIR");
+    ZR_TRY(ZR_ZALLOC(z->states, 1, "the file of states"));
+    return zr_state_file_open(z->files, dir, z->world.rank, z->plan->file_bytes, z->states);
+}
+
+void zr_states_close(struct zr_state_file *states)
+{
+    if (states)
+        zr_state_file_close(states);
+    free(states);
 }

@@ -12,6 +12,7 @@ void zr_plan_to_bytes(const int64_t bytes[ZR_MEM_COUNT], struct zero_bytes *out)
                                .grad_gathered = bytes[ZR_MEM_GRAD_GATHERED],
                                .master = bytes[ZR_MEM_MASTER],
                                .moments = bytes[ZR_MEM_MOMENTS],
+                               .state_buffers = bytes[ZR_MEM_STATE_BUFFERS],
                                .snapshot = bytes[ZR_MEM_SNAPSHOT],
                                .comm = bytes[ZR_MEM_COMM],
                                .exchange = bytes[ZR_MEM_EXCHANGE]};
@@ -64,8 +65,12 @@ static int32_t runs_as(const struct zr_config *c)
 
 static void fill_info(int stage, const struct zr_plan *p, struct zero_plan_info *out)
 {
-    *out = (struct zero_plan_info){
-        .world = p->world, .stage = stage, .n_params = p->layout->n_params, .paper_bytes = paper_bytes(p)};
+    *out = (struct zero_plan_info){.world = p->world,
+                                   .stage = stage,
+                                   .n_params = p->layout->n_params,
+                                   .paper_bytes = paper_bytes(p),
+                                   .host_bytes = p->host_bytes,
+                                   .file_bytes = p->file_bytes};
     zr_plan_to_bytes(p->bytes, &out->bytes);
     to_traffic(p->placement.all_reduces, p->traffic.n_gather, p->traffic.n_reduce, p->traffic.wire_bytes,
                &out->traffic);

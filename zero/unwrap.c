@@ -63,6 +63,7 @@ void zr_tear_down(struct zero_ctx *z)
     if (z->device)
         z->device->ops->close(z->device);
     zr_engine_free(z->engine);
+    zr_states_close(z->states);
     zr_flight_peers_close(z->flight_peers);
     zr_flight_close(z->flight);
     zr_plan_free(z->plan);

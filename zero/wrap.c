@@ -305,9 +305,12 @@ static int open_engine(struct zero_ctx *z)
                                     .flight = z->flight,
                                     .name = z->world.name,
                                     .native_stream = z->config.user.stream,
-                                    .pipe_room = *zr_schedule_room(z->schedule)};
+                                    .pipe_room = *zr_schedule_room(z->schedule),
+                                    .states = zr_states_io(z)};
     memcpy(parts.comm, z->comm, sizeof parts.comm);
-    int err = zr_engine_open(z->engine, &parts);
+    int err = zr_states_open(z);
+    if (!err)
+        err = zr_engine_open(z->engine, &parts);
     err = zr_agree_on_success(z, err);
     if (err)
         return err;

@@ -173,7 +173,10 @@ static void report_states(const struct zero_ctx *z)
     struct zr_log *log = z->config.options.log;
     if (p->states == ZERO_STATES_DEVICE || z->world.rank != 0)
         return;
-    if (z->device->ops->compute_on_caller)
+    if (p->states == ZERO_STATES_FILE)
+        zr_info(log, "masters and states are in a file in %s: %lld bytes per rank", z->states->folder,
+                (long long)p->file_bytes);
+    else if (z->device->ops->compute_on_caller)
         zr_info(log, "states is host, but the device is the host: masters and states are where they always "
                      "are");
     else

@@ -26,6 +26,7 @@ extern "C" {
     X(grad_gathered, "gathered gradients")                                                                   \
     X(master, "master weights")                                                                              \
     X(moments, "optimizer moments")                                                                          \
+    X(state_buffers, "state buffers")                                                                        \
     X(snapshot, "snapshot")                                                                                  \
     X(comm, "communicators")                                                                                 \
     X(exchange, "exchange")
@@ -55,6 +56,9 @@ struct zero_plan_info {
     int64_t n_params;
     /* Memory of one rank; equal on all ranks. */
     struct zero_bytes bytes;
+    /* With a GPU: the part of bytes.total in host memory. And the bytes in cfg.memory.states_dir, which are
+     * not in bytes. */
+    int64_t host_bytes, file_bytes;
     /* A steady step of grad_accum_steps micro-batches in cfg.memory.order, on rank 0. If granules make ranks
      * differ, the rank that receives most. */
     struct zero_traffic traffic;

@@ -25,7 +25,7 @@ struct bars {
 
 /* In the order of ZERO_MEM_MAP: parameters blue, gradients orange, optimizer state green. */
 static const char *const colours[] = {"#08519c", "#6baed6", "#d94801", "#fd8d3c", "#fdae6b", "#fdd0a2",
-                                      "#006d2c", "#74c476", "#9e9ac8", "#756bb1", "#54278f"};
+                                      "#006d2c", "#74c476", "#c7e9c0", "#9e9ac8", "#756bb1", "#54278f"};
 
 static int64_t height_of_rest(const struct memory_column *m)
 {

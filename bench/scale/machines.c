@@ -12,6 +12,9 @@
  *   B200    NVIDIA DGX B200 datasheet, of eight GPUs: 1,440 GB at 64 TB/s; NVLink 14.4 TB/s, both directions;
  *           eight ConnectX-7 of 400 Gb/s. NVIDIA Blackwell Architecture Technical Brief, HGX B200: BF16
  *           4.5 PFLOPS with sparsity a GPU, half of it dense.
+ *   host_bytes_per_s
+ *           The same datasheets: PCIe of 16 lanes, both directions, is 64 GB/s of generation 4 (A100) and
+ *           128 GB/s of generation 5 (H100, H200, B200).
  *   near_ns, far_ns
  *           NVIDIA NCCL, src/graph/tuning.cc, hwLat: a step of a ring by LL128 takes 1.9 us over NVLink and
  *           4.0 us over a network, whatever the generation. */
@@ -20,13 +23,15 @@
 #include <string.h>
 
 /* name, text, per_host, flop_per_s, memory_bytes, memory_bytes_per_s, near_bytes_per_s, far_bytes_per_s,
- * near_ns, far_ns (struct scale_machine) */
+ * host_bytes_per_s, near_ns, far_ns (struct scale_machine) */
 static const struct scale_machine machines[] = {
-    {"a100-40", "8 x A100 SXM4 40 GB, 200 Gb/s a GPU", 8, 312e12, 40e9, 1555e9, 300e9, 25e9, 1900, 4000},
-    {"a100-80", "8 x A100 SXM4 80 GB, 200 Gb/s a GPU", 8, 312e12, 80e9, 2039e9, 300e9, 25e9, 1900, 4000},
-    {"h100", "8 x H100 SXM5, 400 Gb/s a GPU", 8, 989.5e12, 80e9, 3350e9, 450e9, 50e9, 1900, 4000},
-    {"h200", "8 x H200 SXM, 400 Gb/s a GPU", 8, 989.5e12, 141e9, 4800e9, 450e9, 50e9, 1900, 4000},
-    {"b200", "8 x B200 SXM, 400 Gb/s a GPU", 8, 2250e12, 180e9, 8000e9, 900e9, 50e9, 1900, 4000},
+    {"a100-40", "8 x A100 SXM4 40 GB, 200 Gb/s a GPU", 8, 312e12, 40e9, 1555e9, 300e9, 25e9, 64e9, 1900,
+     4000},
+    {"a100-80", "8 x A100 SXM4 80 GB, 200 Gb/s a GPU", 8, 312e12, 80e9, 2039e9, 300e9, 25e9, 64e9, 1900,
+     4000},
+    {"h100", "8 x H100 SXM5, 400 Gb/s a GPU", 8, 989.5e12, 80e9, 3350e9, 450e9, 50e9, 128e9, 1900, 4000},
+    {"h200", "8 x H200 SXM, 400 Gb/s a GPU", 8, 989.5e12, 141e9, 4800e9, 450e9, 50e9, 128e9, 1900, 4000},
+    {"b200", "8 x B200 SXM, 400 Gb/s a GPU", 8, 2250e12, 180e9, 8000e9, 900e9, 50e9, 128e9, 1900, 4000},
 };
 enum { N_MACHINES = sizeof machines / sizeof *machines };
 

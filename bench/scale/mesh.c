@@ -367,6 +367,7 @@ static void take_bytes(const struct mesh_run *r, const struct pipe_result *pipe,
         if (library + acts > most) {
             most = library + acts;
             out->memory_bytes = library;
+            out->host_bytes = t->job_run.host_bytes;
             out->activation_bytes = acts;
         }
         if (received > out->received_bytes) {

@@ -149,6 +149,10 @@ static struct zr_verify_case case_of(const struct scale_job *j, const struct sca
                                    .pattern = plain ? ZR_USE_PLAIN : ZR_USE_TIED,
                                    .bf16 = j->dtype == ZERO_BF16,
                                    .wire_bf16 = j->wire_dtype == ZERO_BF16,
+                                   .sums_bf16 = j->states.grad_sum == ZERO_BF16,
+                                   .masters = j->states.masters,
+                                   .moments = j->states.moments,
+                                   .states = j->states.states,
                                    .declared = true,
                                    .wait_result = true,
                                    .hybrid = j->hybrid,
@@ -164,17 +168,19 @@ static struct zr_verify_speed speed_of(const struct scale_job *j, const struct z
 {
     const struct scale_machine *m = j->machine;
     int64_t tp = j->tp > 1 ? j->tp : 1; /* data-parallel ranks are tp ranks apart */
-    return (struct zr_verify_speed){.flops_per_s = m->flop_per_s * j->compute_fraction,
-                                    .memory_bytes_per_s = m->memory_bytes_per_s,
-                                    .near_bytes_per_s =
-                                        free_links ? 0 : m->near_bytes_per_s * j->link_fraction,
-                                    .far_bytes_per_s = m->far_bytes_per_s * j->link_fraction,
-                                    .near_ns = m->near_ns,
-                                    .far_ns = m->far_ns,
-                                    .ranks_per_node = tp < m->per_host ? m->per_host / (int)tp : 1,
-                                    .rings = true,
-                                    .units = units,
-                                    .budget_bytes = j->budget_bytes};
+    return (struct zr_verify_speed){
+        .flops_per_s = m->flop_per_s * j->compute_fraction,
+        .memory_bytes_per_s = m->memory_bytes_per_s,
+        .near_bytes_per_s = free_links ? 0 : m->near_bytes_per_s * j->link_fraction,
+        .far_bytes_per_s = m->far_bytes_per_s * j->link_fraction,
+        .states_bytes_per_s =
+            j->states.states == ZERO_STATES_HOST ? m->host_bytes_per_s * j->link_fraction : 0,
+        .near_ns = m->near_ns,
+        .far_ns = m->far_ns,
+        .ranks_per_node = tp < m->per_host ? m->per_host / (int)tp : 1,
+        .rings = true,
+        .units = units,
+        .budget_bytes = j->budget_bytes};
 }
 
 int scale_part_run(const struct scale_job *job, const struct scale_part *part, struct scale_part_time *out)
@@ -190,7 +196,8 @@ int scale_part_run(const struct scale_job *job, const struct scale_part *part, s
     if (!err)
         err = zr_verify_scale(&c, &s, &t, &r);
     *out = (struct scale_part_time){.step_s = (double)t.step_ns / 1e9,
-                                    .memory_bytes = t.peak_bytes,
+                                    .memory_bytes = t.peak_bytes - t.states_bytes,
+                                    .host_bytes = t.states_bytes,
                                     .wire_bytes = t.step_wire_bytes,
                                     .outer_bytes = t.step_outer_bytes,
                                     .n_simulated = t.n_simulated};

@@ -11,6 +11,7 @@
 
 #include "bench/hybrids.h"
 #include "bench/schedule/pipeline_stages.h"
+#include "bench/states.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -69,6 +70,8 @@ struct scale_machine {
     double flop_per_s;
     double memory_bytes, memory_bytes_per_s;
     double near_bytes_per_s, far_bytes_per_s;
+    /* between a GPU and its host's memory, both directions together */
+    double host_bytes_per_s;
     /* latency of one step of a ring, inside a host and between two hosts */
     int64_t near_ns, far_ns;
 };
@@ -96,6 +99,8 @@ struct scale_job {
     int64_t dp_shard;
     /* enum zero_dtype of weights and gradients, and of gradients on the wire; 0: the same */
     int dtype, wire_dtype;
+    /* of masters, moments and gradient sums; states are on the device or the host */
+    struct states_options states;
     /* for gathered parameters; 0: what prefetch needs */
     int64_t budget_bytes;
     /* The backward pass computes the forward pass again. */
@@ -118,9 +123,9 @@ struct scale_result {
     double exposed_s;
     /* model FLOPs utilization, 0 to 1 */
     double mfu;
-    /* of one rank: the library's memory without activations; bytes received in a step, and those of them
-     * from other groups */
-    int64_t memory_bytes, received_bytes, outer_bytes;
+    /* of one rank: the library's memory on the GPU, without activations, and in the host's memory; bytes
+     * received in a step, and those of them from other groups */
+    int64_t memory_bytes, host_bytes, received_bytes, outer_bytes;
     /* ranks of the job that were simulated one by one; the others have the same times */
     int n_simulated;
     /* Only with tp, cp, pp or activations: bytes of activations of the fullest rank, whose memory_bytes is
@@ -151,7 +156,7 @@ struct scale_part_time {
     double step_s;
     /* (n_own) each stage's share of the compute */
     double share[PIPE_MAX_OWN];
-    int64_t memory_bytes, wire_bytes, outer_bytes;
+    int64_t memory_bytes, host_bytes, wire_bytes, outer_bytes;
     int n_simulated;
 };
 /* Returns 0 or a zero_err, with zr_error_text(). */

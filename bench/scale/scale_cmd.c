@@ -58,6 +58,8 @@ static error_t read_worlds(struct argp_state *state, const struct option_row *ro
 }
 
 static const struct option_word only_auto[] = {{"auto", 1}, {0}};
+static const struct option_word states_words[] = {
+    {"device", ZERO_STATES_DEVICE}, {"host", ZERO_STATES_HOST}, {0}};
 
 #define OPTION_STRUCT struct scale_options
 static const struct option_row rows[] = {
@@ -99,6 +101,10 @@ static const struct option_row rows[] = {
      OPTION_WORD(job.dtype, option_dtypes)},
     {"wire-dtype", "f32|bf16", "Of gradients between ranks (that of the model)",
      OPTION_WORD(job.wire_dtype, option_dtypes)},
+    PRECISION_ROWS(job.states.),
+    {"states", "device|host",
+     "Where masters and moments are: on the GPU, or in the host's memory, over PCIe (device)",
+     OPTION_WORD(job.states.states, states_words)},
     {"prefetch", "N", "Units gathered ahead (2)", OPTION_INT(job.prefetch, 0, 100)},
     {"budget", "BYTES", "For gathered parameters at stage 3 (what prefetch needs)",
      OPTION_BYTES(job.budget_bytes, 1)},
@@ -133,7 +139,8 @@ static const char *what_is_ignored(const struct scale_options *o)
         return "--prefetch: is of stage 3, which gathers parameters";
     if (o->job.wire_dtype == ZERO_F32 && o->job.dtype == ZERO_BF16)
         return "--wire-dtype=f32: gradients of bf16 travel as they are";
-    return pipe_options_fault(o->job.schedule, o->job.pp, o->job.stages_per_rank);
+    const char *fault = states_fault(&o->job.states, o->job.dtype);
+    return fault ? fault : pipe_options_fault(o->job.schedule, o->job.pp, o->job.stages_per_rank);
 }
 
 /* The number of a host's ranks that have the same part of the layers. */
@@ -234,11 +241,16 @@ static void print_head(const struct scale_options *o, const struct scale_job *j)
     printf("; a projection: no stragglers, no congestion%s\n", mesh ? "" : "; memory is without activations");
     if (mesh)
         print_mesh_head(o, j);
+    char states[STATES_TEXT];
+    if (*states_text(&j->states, states))
+        printf("%s\n", states);
     putchar('\n');
     printf("%8s %12s %14s %8s %20s %12s %12s", "GPUs", "step", "tokens/s/GPU", "MFU", "exposed comm.",
            "memory", "received");
     if (mesh)
         printf(" %12s %8s", "activations", "bubble");
+    if (j->states.states == ZERO_STATES_HOST)
+        printf(" %12s", "of the host");
     putchar('\n');
 }
 
@@ -261,6 +273,8 @@ static void print_row(const struct scale_job *j, const struct scale_result *r)
            report_bytes(r->received_bytes).text);
     if (scale_has_mesh(j))
         printf(" %12s %6.1f %%", report_bytes(r->activation_bytes).text, r->bubble * 100);
+    if (j->states.states == ZERO_STATES_HOST)
+        printf(" %12s", report_bytes(r->host_bytes).text);
     printf("%s\n", fits(j, r) ? "" : "  more than a GPU has");
 }
 
@@ -275,6 +289,8 @@ static void print_line(const struct scale_job *j, const struct scale_result *r)
         (json_int_t)r->memory_bytes, "received_bytes", (json_int_t)r->received_bytes, "outer_bytes",
         (json_int_t)r->outer_bytes, "fits", fits(j, r), "simulated_ranks", r->n_simulated, "assumes",
         "no stragglers, no congestion");
+    states_add_json(&j->states, line);
+    json_object_set_new(line, "host_bytes", json_integer(r->host_bytes));
     if (scale_has_mesh(j)) {
         json_object_set_new(line, "tp", json_integer(j->tp));
         if (j->cp > 1) {

@@ -101,7 +101,7 @@ struct zr_sim {
     bool pumping;
     struct zr_sim_op *spare;
     int64_t n_allocs, activity;
-    /* line of the stream whose operation is under way */
+    /* line of the stream whose call is under way; NULL: none is */
     struct zr_line *running;
 };
 

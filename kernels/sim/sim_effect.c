@@ -246,6 +246,15 @@ static void run_call(struct zr_sim *w, struct zr_line *l, struct zr_sim_op *op)
     zr_shadow_touch(&w->rec, l, op->access, op->n);
     w->running = l;
     op->fn(op->copy);
+    w->running = NULL;
+}
+
+bool zr_sim_move(struct zr_sim *w, void *dst, const void *src, int64_t bytes)
+{
+    if (!w->running)
+        zr_sim_begin(w, w->host, "transfer", w->host->unit, w->host->step);
+    zr_shadow_move(&w->rec, w->running ? w->running : w->host, dst, src, bytes);
+    return w->running != NULL;
 }
 
 static int64_t run_moving(struct zr_sim *w, struct zr_line *l, const struct zr_sim_op *op, int rank)

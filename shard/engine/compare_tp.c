@@ -54,8 +54,11 @@ static int add_weights(struct digesting *d, int32_t tensor)
         if (from >= end)
             continue;
         ZR_TRY(add_bytes(d, zr_engine_param_at(e, f, from), (end - from) * zr_dtype_bytes(f->dtype)));
-        if (zr_plan_master_size(f))
-            ZR_TRY(add_bytes(d, zr_engine_master_at(e, f, from), (end - from) * zr_plan_master_size(f)));
+        for (int64_t n; zr_plan_master_size(f) && from < end; from += n) {
+            n = end - from;
+            ZR_TRY(zr_part_use(d->e, f, from, false, &n));
+            ZR_TRY(add_bytes(d, zr_engine_master_at(e, f, from), n * zr_plan_master_size(f)));
+        }
     }
     return 0;
 }

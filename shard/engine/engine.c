@@ -46,12 +46,16 @@ char *zr_engine_master_at(const struct zr_engine *e, const struct zr_flat *f, in
     int64_t at = e->plan->master_at[f - e->layout->flats];
     if (at < 0)
         return zr_engine_param_at(e, f, first);
+    if (e->i.parts)
+        return zr_part_at(e, f, ZR_VALUE_MASTER, first);
     return e->master + at + (first - zr_engine_kept(e, f).first) * zr_plan_master_size(f);
 }
 
 char *zr_engine_state_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first)
 {
     int64_t at = e->plan->state_at[i * e->layout->n_flats + (f - e->layout->flats)];
+    if (e->i.parts)
+        return zr_part_at(e, f, i, first);
     return e->state[i] + at + (first - zr_engine_kept(e, f).first) * zr_plan_state_size(f);
 }
 
@@ -59,6 +63,8 @@ uint16_t *zr_engine_scales_at(const struct zr_engine *e, const struct zr_flat *f
 {
     if (f->moments != ZERO_MOMENTS_Q8)
         return NULL;
+    if (e->i.parts)
+        return zr_part_scales_at(e, f, i, first);
     return (uint16_t *)(e->state[i] + zr_plan_scales_at(e->plan, f, i)) +
            (first - zr_engine_kept(e, f).first) / ZR_Q8_BLOCK;
 }
@@ -145,7 +151,10 @@ static int open_memory(struct zr_engine *e)
         ZR_TRY(e->dev->ops->host_alloc(e->dev, p->snapshot_bytes, &base));
         e->snapshot = base;
     }
+    ZR_TRY(zr_parts_allocate(e));
     for (int i = 0; i < p->n_states; i++) {
+        if (!p->state_bytes[i])
+            continue;
         ZR_TRY(alloc_states(e, p->state_bytes[i], &e->state[i]));
         e->m.allocated[ZR_MEM_MOMENTS] += p->state_bytes[i];
         ZR_TRY(e->dev->ops->zero(e->compute, e->state[i], p->state_bytes[i]));
@@ -233,6 +242,7 @@ static int open_local(struct zr_engine *e, const struct zr_engine_parts *parts)
 {
     ZR_TRY(open_streams(e, parts->native_stream));
     ZR_TRY(zr_tables_open(e));
+    ZR_TRY(zr_parts_open(e, &parts->states));
     ZR_TRY(zr_pipe_open(e, &parts->pipe_room));
     ZR_TRY(zr_tied_open(e, &parts->pipe_room));
     ZR_TRY(zr_axes_open(e));
@@ -270,9 +280,13 @@ int zr_engine_allocate(struct zr_engine *e)
 
 void zr_engine_leave_streams(struct zr_engine *e)
 {
-    struct zr_stream *const all[] = {
-        e->gather_stream, e->gather_outer_stream, e->reduce_outer_stream,
-        e->reduce_stream, e->tied_stream,         e->m.cp_axis ? e->m.cp_axis->shift_stream : NULL};
+    struct zr_stream *const all[] = {e->gather_stream,
+                                     e->gather_outer_stream,
+                                     e->reduce_outer_stream,
+                                     e->reduce_stream,
+                                     e->tied_stream,
+                                     e->states_stream,
+                                     e->m.cp_axis ? e->m.cp_axis->shift_stream : NULL};
     for (size_t i = 0; i < sizeof all / sizeof *all && e->dev->ops->stream_leave; i++)
         e->dev->ops->stream_leave(all[i]);
     for (int i = 0; i < ZR_PAIR_ROLES && e->dev->ops->stream_leave; i++)
@@ -288,6 +302,7 @@ static void close_device_side(struct zr_engine *e)
     d->stream_close(e->reduce_outer_stream);
     d->stream_close(e->reduce_stream);
     d->stream_close(e->compute);
+    zr_parts_close(e);
     zr_pipe_close(e);
     zr_tied_close(e);
     zr_axes_close(e);

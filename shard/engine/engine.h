@@ -49,6 +49,14 @@ int64_t zr_tied_room_bytes(const struct zr_pipe_room *r);
 int64_t zr_tied_bytes(const struct zr_tensor *t);
 int64_t zr_tied_sum_bytes(const struct zr_tensor *t);
 
+/* Reads and writes whole parts of the file of states. Called by a thread of the device, and between steps by
+ * the model's. On failure they return ZERO_ERR_IO, with a message. */
+struct zr_state_io {
+    int (*read)(void *arg, void *buf, int64_t n, int64_t at);
+    int (*write)(void *arg, const void *buf, int64_t n, int64_t at);
+    void *arg;
+};
+
 struct zr_engine_parts {
     struct zr_device *dev;
     /* Communicators by role. NULL: nobody has the role. One communicator may have two roles: without groups
@@ -64,6 +72,8 @@ struct zr_engine_parts {
     void *native_stream;
     /* For several pipeline stages. */
     struct zr_pipe_room pipe_room;
+    /* For a plan with file_bytes. */
+    struct zr_state_io states;
     /* Installs observers (observer.h) when streams and tables are open. NULL: there are none. */
     int (*open_observers)(struct zr_engine *e, const struct zr_engine_parts *parts);
     /* For the observers: the check that dev and the communicators belong to. NULL: cfg.debug.check is off. */
@@ -421,8 +431,9 @@ struct zr_run {
     int64_t first, n;
     /* Bytes of a value. */
     int64_t size;
-    /* Address of value `first`. */
+    /* Address of value `first`. NULL: it is at byte file_at of the file of states. */
     char *at;
+    int64_t file_at;
     /* Byte offset in the snapshot, or in memory where all runs of this walk lie end to end; and the bytes
      * reserved for the run. */
     int64_t snapshot_at, snapshot_bytes;

@@ -12,6 +12,10 @@
  *   gather_tail       gather  -> reduce   every gather of the old parameters is done
  *   step_norm         reduce  -> host     norm, clip factor and skip flag of the step are known
  *
+ * With masters and states in a file (state_parts.c), for each of two buffers:
+ *   states_read[b]    states  -> reduce   a part of the file is in the buffer
+ *   states_updated[b] reduce  -> states   the optimizer has updated the part
+ *
  * With HFSDP updates are of fine slices, which shard groups gather from each other on another stream, outer
  * (outer_gathers in struct zr_core_spec):
  *   updated[unit]     reduce  -> outer    the optimizer has written the fine slice
@@ -53,6 +57,8 @@ enum zr_event_class {
     ZR_EVENT_GROUP_SUM_DONE,
     ZR_EVENT_GROUP_SUM_FREE,
     ZR_EVENT_REDUCE_OUTER_TAIL,
+    ZR_EVENT_STATES_READ,
+    ZR_EVENT_STATES_UPDATED,
     /* messages between pipeline stages (pipe.c), and tied tensors (tied.c) */
     ZR_EVENT_PIPE_DONE,
     ZR_EVENT_PIPE_MOVED,
@@ -75,6 +81,8 @@ struct zr_events {
     struct zr_event **whole, **gather_outer_tail;
     /* with groups only: (group sums), indexed by zr_group_sum_index; (1) */
     struct zr_event **group_sum_done, **group_sum_free, **reduce_outer_tail;
+    /* with a file of states only: (2) */
+    struct zr_event **states_read, **states_updated;
     struct zr_event *step_compute, *gather_tail, *step_norm, *drained;
 };
 

@@ -87,7 +87,7 @@ static void keep_first_finder(char *why, int rank)
 /* Whether no failure is known on any rank. Every call of the model asks this twice. */
 static bool is_well(const struct zr_engine *e)
 {
-    return !zr_first_code(&e->s.failure) && !zr_roles_alarmed(e);
+    return !zr_first_code(&e->s.failure) && !zr_first_code(&e->s.transfer_failure) && !zr_roles_alarmed(e);
 }
 
 void zr_engine_remote_failure(struct zr_engine *e, int code, const char *text)
@@ -108,7 +108,9 @@ int zr_engine_status(struct zr_engine *e)
         return 0;
     int code = zr_first_code(&e->s.failure);
     char why[ZR_ERROR_BYTES];
-    if (!code) {
+    if (!code && zr_first_report(&e->s.transfer_failure, why, sizeof why)) {
+        code = zr_engine_fail(e, zr_first_code(&e->s.transfer_failure), why);
+    } else if (!code) {
         code = zr_roles_status(e, why, sizeof why);
         if (!code)
             return 0;

@@ -162,8 +162,12 @@ static int fill_masters(struct zr_engine *e)
     for (int32_t i = 0; !err && i < e->layout->n_flats; i++) {
         const struct zr_flat *f = &e->layout->flats[i];
         struct zr_span kept = zr_engine_kept(e, f);
-        if (kept.n)
-            err = zr_masters_from_params(e, f, kept.first, kept.n);
+        for (int64_t at = kept.first, n, end = at + kept.n; !err && at < end; at += n) {
+            n = end - at;
+            err = zr_part_use(e, f, at, true, &n);
+            if (!err)
+                err = zr_masters_from_params(e, f, at, n);
+        }
     }
     return err ? zr_engine_fail(e, err, zr_error_text()) : zr_engine_drain(e);
 }

@@ -36,7 +36,9 @@ struct zr_received {
 /* The model's thread. */
 struct zr_model_side {
     struct zr_core *core;
+    /* the actions of the last call of the model */
     struct zr_action *actions;
+    int32_t n_actions;
     /* (n_flats) for collectives between steps */
     struct zr_gather_seg *segs;
     /* hash of the calls that ranks of all pipeline stages make: no brackets */
@@ -78,6 +80,8 @@ struct zr_issuer {
     struct zr_reduce_seg *reduce_segs;
     /* (n_units) the next norm does not count the unit's gradient */
     bool *left_out;
+    /* state_parts.c. NULL: masters and states are in no file */
+    struct zr_parts *parts;
     /* read by any thread */
     _Atomic int64_t n_gather, n_reduce, n_outer_gather, n_outer_reduce;
     /* enum zr_action_kind of the current job, 0: none; and its unit; for messages */
@@ -92,6 +96,8 @@ struct zr_shared {
     struct zr_snapshot_listener *listener;
     /* the first failure of any thread */
     struct zr_first failure;
+    /* a failure of a read or write of the file of states that was found where the engine cannot be failed */
+    struct zr_first transfer_failure;
     /* time of the first failure by zr_now_ns(); 0: none yet */
     _Atomic int64_t failed_ns;
     /* a wait was given up; operations left on the streams never run, and the streams are not closed */
@@ -160,6 +166,8 @@ struct zr_engine {
     struct zr_stream *pair_stream[ZR_PAIR_ROLES];
     /* for tied tensors; NULL: this rank has none */
     struct zr_stream *tied_stream;
+    /* for reads and writes of the file of states; NULL: there is none */
+    struct zr_stream *states_stream;
     struct zr_events ev;
     /* all memory of zr_table_open, as a list */
     struct zr_table *tables;
@@ -446,6 +454,42 @@ int zr_snapshot_listener_open(struct zr_snapshot_listener **out);
 /* l may be NULL. */
 void zr_snapshot_listener_close(struct zr_snapshot_listener *l);
 int zr_engine_issue_snapshot(struct zr_engine *e);
+
+/* ---- state_parts.c; without a file of states these do nothing ---- */
+
+int zr_parts_open(struct zr_engine *e, const struct zr_state_io *io);
+int zr_parts_allocate(struct zr_engine *e);
+/* Finishes what is on the states stream. */
+void zr_parts_close(struct zr_engine *e);
+
+/* Return the address of element `first` in the part that is open, and of the scale of its block of 8-bit
+ * codes. kind: ZR_VALUE_MASTER, a state, or ZR_SCALE of a state. */
+char *zr_part_at(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first);
+uint16_t *zr_part_scales_at(const struct zr_engine *e, const struct zr_flat *f, int state, int64_t first);
+/* Whether that value of the flat is in the file. zr_part_place returns the offset of its element `first`
+ * there, and cuts *n to the elements that follow it. */
+bool zr_part_has(const struct zr_engine *e, const struct zr_flat *f, int kind);
+int64_t zr_part_place(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first,
+                      int64_t *n);
+/* Between steps: opens the part of element `first`, and cuts *n to its elements. So masters and states have
+ * addresses until another part is used, or until zr_engine_drain. changes: the part is written back then, by
+ * zr_part_leave. Both block. */
+int zr_part_use(struct zr_engine *e, const struct zr_flat *f, int64_t first, bool changes, int64_t *n);
+int zr_part_leave(struct zr_engine *e);
+
+/* Finds the next part of a unit, from part *k of flat number *flat of the unit on. */
+bool zr_next_part(const struct zr_engine *e, int32_t unit, int32_t *flat, int64_t *k,
+                  struct zr_state_part *part);
+/* In a job: request a part, or the first part of a unit, which is updated next. unit -1: none is. */
+int zr_part_read_ahead(struct zr_engine *e, const struct zr_state_part *part);
+int zr_parts_read_ahead(struct zr_engine *e, int32_t unit);
+/* Begin and end the update of a part, in order. Between them it is open. zr_part_begin requests it unless it
+ * was read ahead. */
+int zr_part_begin(struct zr_engine *e, const struct zr_state_part *part);
+int zr_part_end(struct zr_engine *e);
+/* Return how many parts a unit has, and the most operations that its UPDATE puts on the states stream. */
+int64_t zr_parts_of(const struct zr_engine *e, int32_t unit);
+int64_t zr_parts_room(const struct zr_engine *e, int32_t unit);
 
 /* values.c: whether n elements are all 0 or -0. */
 bool zr_all_zero(const char *x, int64_t n, enum zero_dtype dtype);

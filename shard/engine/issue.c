@@ -248,8 +248,10 @@ int64_t zr_room_of(const struct zr_engine *e, enum zr_action_kind kind, int32_t 
         return usual;
     int32_t n;
     const struct zr_flat *f = zr_unit_flats(e, unit, &n);
-    int64_t n_pieces = count_pieces(e, f, n, zr_level_of(e->plan->placement.state));
-    return usual + n_pieces * (e->opt.update ? OPS_OF_USER_UPDATE : 1);
+    /* A part ends inside one piece at most. The stream waits for each part. */
+    int64_t n_parts = zr_parts_of(e, unit),
+            n_pieces = n_parts + count_pieces(e, f, n, zr_level_of(e->plan->placement.state));
+    return usual + n_parts + n_pieces * (e->opt.update ? OPS_OF_USER_UPDATE : 1);
 }
 
 /* Lists the streams that jobs use, other than the reduce stream. NULL: there is none. */
@@ -267,9 +269,14 @@ int zr_room_open(struct zr_engine *e)
     int64_t usual = zr_room_of(e, ZR_ACT_REDUCE, 0), most = zr_room_of(e, ZR_ACT_NORM, -1);
     if (e->plan->snapshot_bytes)
         most = zr_max(most, zr_room_of(e, ZR_ACT_SNAPSHOT, -1));
-    for (int32_t u = 0; u < e->layout->n_units; u++)
+    int64_t most_transfers = 0;
+    for (int32_t u = 0; u < e->layout->n_units; u++) {
         most = zr_max(most, zr_room_of(e, ZR_ACT_UPDATE, u));
+        most_transfers = zr_max(most_transfers, zr_parts_room(e, u));
+    }
     ZR_TRY(zr_stream_reserve(e->dev, e->reduce_stream, most));
+    if (e->states_stream)
+        ZR_TRY(zr_stream_reserve(e->dev, e->states_stream, most_transfers));
     list_other_streams(e, s);
     for (int i = 0; i < N_OTHER_STREAMS; i++)
         if (s[i])
@@ -285,6 +292,9 @@ bool zr_room_for(const struct zr_engine *e, const struct zr_action *a)
     for (int i = 0; i < N_OTHER_STREAMS; i++)
         if (s[i] && !zr_stream_has_room(e->dev, s[i], usual))
             return false;
+    int64_t transfers = !e->states_stream ? 0 : a->kind == ZR_ACT_UPDATE ? zr_parts_room(e, a->unit) : 1;
+    if (transfers && !zr_stream_has_room(e->dev, e->states_stream, transfers))
+        return false;
     return zr_stream_has_room(e->dev, e->reduce_stream, zr_room_of(e, (enum zr_action_kind)a->kind, a->unit));
 }
 

@@ -124,6 +124,7 @@ int zr_issue_norm(struct zr_engine *e, const struct zr_job *job)
     const struct zr_device_ops *d = e->dev->ops;
     struct zr_tag tag = zr_job_tag(job);
     tag.call_hash = job->world_hash;
+    ZR_TRY(zr_parts_read_ahead(e, job->next));
     ZR_TRY(d->stream_wait(e->reduce_stream, e->ev.step_compute));
     ZR_TRY(wait_for_tail(e, e->gather_stream, e->ev.gather_tail));
     if (e->gather_outer_stream)
@@ -307,6 +308,37 @@ static const char *update_grad(const struct zr_engine *e, const struct zr_axis_r
     return zr_sum_at(e, f, 0);
 }
 
+/* Updates some elements of a flat. */
+static int update_elems(struct updating *up, const struct zr_flat *f, int64_t first, int64_t n)
+{
+    ZR_TRY(zr_flat_ranges(up->e->layout, f, first, first + n, update_range, up));
+    return put_update(up);
+}
+
+/* Updates flat number i of the unit. If its masters and states are in a file, it updates one part after the
+ * other, and reads the next one meanwhile. */
+static int update_flat(struct updating *up, int32_t i)
+{
+    struct zr_engine *e = up->e;
+    int32_t n, unit = up->job->action.unit, flat = i;
+    const struct zr_flat *f = zr_unit_flats(e, unit, &n) + i;
+    struct zr_span kept = zr_engine_kept(e, f);
+    struct zr_state_part part, next;
+    int64_t k = 0;
+    if (!e->i.parts || !zr_next_part(e, unit, &flat, &k, &part) || flat != i)
+        return update_elems(up, f, kept.first, kept.n);
+    for (bool more = true; more; part = next) {
+        ZR_TRY(zr_part_begin(e, &part));
+        k++;
+        more = zr_next_part(e, unit, &flat, &k, &next);
+        ZR_TRY(more ? zr_part_read_ahead(e, &next) : zr_parts_read_ahead(e, up->job->next));
+        ZR_TRY(update_elems(up, f, part.first, part.n));
+        ZR_TRY(zr_part_end(e));
+        more &= flat == i;
+    }
+    return 0;
+}
+
 /* If every rank of an axis updates everything, each first gathers the whole reduced gradient of the unit. */
 int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
 {
@@ -328,8 +360,7 @@ int zr_issue_update(struct zr_engine *e, const struct zr_job *job)
                               .job = job,
                               .first_kept = kept.first,
                               .grad = update_grad(e, &last, &f[i], gathered ? full : NULL)};
-        ZR_TRY(zr_flat_ranges(e->layout, &f[i], kept.first, kept.first + kept.n, update_range, &up));
-        ZR_TRY(put_update(&up));
+        ZR_TRY(update_flat(&up, i));
         full += zr_whole_sum_bytes(&last, &f[i]);
     }
     ZR_TRY(zr_timeline_mark(e->timeline, e->reduce_stream, ZR_TRACK_REDUCE, ZR_SPAN_UPDATE, unit, job->step,

@@ -55,6 +55,16 @@ static void note_grads(struct zr_engine *e, const struct zr_action *a)
         jobs->using_grad[zr_grad_index(e->plan, a->unit, a->slot)] = jobs->n;
 }
 
+/* Returns the next unit that this call of the model updates, after action a of e->m.actions. -1: none. */
+static int32_t next_update(const struct zr_engine *e, const struct zr_action *a)
+{
+    const struct zr_action *end = e->m.actions + e->m.n_actions;
+    do
+        a++;
+    while (a < end && a->kind != ZR_ACT_UPDATE);
+    return a < end ? a->unit : -1;
+}
+
 void zr_jobs_push(struct zr_engine *e, const struct zr_action *a)
 {
     struct zr_jobs *jobs = e->m.jobs;
@@ -68,6 +78,7 @@ void zr_jobs_push(struct zr_engine *e, const struct zr_action *a)
         jobs->writing_params[a->unit] = jobs->n;
     if (a->kind == ZR_ACT_NORM)
         jobs->norm = jobs->n;
+    job.next = a->kind == ZR_ACT_NORM || a->kind == ZR_ACT_UPDATE ? next_update(e, a) : -1;
     note_grads(e, a);
     zr_steps_fill_job(e, &job, jobs->n);
     if (!e->loop) {

@@ -41,6 +41,8 @@ struct zr_job {
     float lr;
     /* UPDATE: steps that have updated the unit, with this one */
     int64_t t;
+    /* NORM, UPDATE: the unit that the step updates next; -1: none */
+    int32_t next;
     /* number of the step among all that were begun, skipped ones too, also before a load */
     int64_t begun;
     /* for the flight recorder */

@@ -231,6 +231,7 @@ static int act(struct zr_engine *e, const struct zr_action *a)
 int zr_model_act(struct zr_engine *e, int32_t n)
 {
     int err = 0;
+    e->m.n_actions = n;
     for (int32_t i = 0; i < n; i++) {
         int one = act(e, &e->m.actions[i]);
         if (one && !err)

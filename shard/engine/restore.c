@@ -11,7 +11,7 @@ int zr_engine_restore_begin(struct zr_engine *e)
 
 int zr_engine_restore_run(struct zr_engine *e, const struct zr_run *run, const void *src)
 {
-    int err = run->n ? e->dev->ops->copy(e->reduce_stream, run->at, src, run->n * run->size) : 0;
+    int err = run->n && run->at ? e->dev->ops->copy(e->reduce_stream, run->at, src, run->n * run->size) : 0;
     return err ? zr_engine_fail(e, err, zr_error_text()) : 0;
 }
 
@@ -64,28 +64,42 @@ static int gather_residents(struct zr_engine *e)
     return err;
 }
 
-/* Stage 0: sends every rank's part of an array to all ranks, through the staging of zero_read. at: address of
- * the flat's element 0. size: bytes of each `per` elements. */
-static int spread(struct zr_engine *e, const struct zr_flat *f, char *at, int64_t size, int64_t per)
+/* A value of a flat that every rank keeps whole: masters, a state, or the scales of a state. */
+struct kept_value {
+    const struct zr_flat *flat;
+    int kind;
+    bool scales;
+    /* Bytes of each `per` elements. */
+    int64_t size, per;
+};
+
+static char *value_at(const struct zr_engine *e, const struct kept_value *v, int64_t first)
+{
+    if (v->scales)
+        return (char *)zr_engine_scales_at(e, v->flat, v->kind, first);
+    return v->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, v->flat, first)
+                                      : zr_engine_state_at(e, v->flat, v->kind, first);
+}
+
+/* Stage 0: sends every rank's part of a value to all ranks, through the staging of zero_read. All ranks have
+ * the same parts of the file of states, if there is one. */
+static int spread(struct zr_engine *e, const struct kept_value *v)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    struct zr_tag tag = restore_tag(e, f->unit);
+    struct zr_tag tag = restore_tag(e, v->flat->unit);
     char *staging = zr_values_staging(e);
-    int64_t most = e->plan->values_bytes / size;
     for (int r = 0; r < e->dp; r++) {
-        int64_t first, n = (zr_flat_owned(f, r, &first) + per - 1) / per;
-        first /= per;
-        for (int64_t k = 0; k < n; k += most) {
-            int64_t bytes = zr_min(most, n - k) * size;
-            int err = zr_roles_make_room(e);
-            if (!err && r == e->dp_rank)
-                err = d->copy(e->reduce_stream, staging, at + (first + k) * size, bytes);
-            if (!err)
-                err = zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, bytes, r, &tag);
-            if (!err && r != e->dp_rank)
-                err = d->copy(e->reduce_stream, at + (first + k) * size, staging, bytes);
-            if (err)
-                return err;
+        int64_t first, left = zr_flat_owned(v->flat, r, &first);
+        for (int64_t n; left > 0; first += n, left -= n) {
+            n = zr_min(left, e->plan->values_bytes / v->size * v->per);
+            ZR_TRY(zr_part_use(e, v->flat, first, r != e->dp_rank, &n));
+            int64_t bytes = (n + v->per - 1) / v->per * v->size;
+            ZR_TRY(zr_roles_make_room(e));
+            if (r == e->dp_rank)
+                ZR_TRY(d->copy(e->reduce_stream, staging, value_at(e, v, first), bytes));
+            ZR_TRY(zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, bytes, r, &tag));
+            if (r != e->dp_rank)
+                ZR_TRY(d->copy(e->reduce_stream, value_at(e, v, first), staging, bytes));
         }
     }
     return 0;
@@ -97,11 +111,11 @@ static int spread_state(struct zr_engine *e, const struct zr_flat *f)
     if (!f->trainable)
         return 0;
     if (zr_plan_master_size(f)) /* otherwise the weights are the masters, and were gathered */
-        err = spread(e, f, zr_engine_master_at(e, f, 0), zr_plan_master_size(f), 1);
+        err = spread(e, &(struct kept_value){f, ZR_VALUE_MASTER, false, zr_plan_master_size(f), 1});
     for (int i = 0; !err && i < f->n_states; i++) {
-        err = spread(e, f, zr_engine_state_at(e, f, i, 0), zr_plan_state_size(f), 1);
+        err = spread(e, &(struct kept_value){f, i, false, zr_plan_state_size(f), 1});
         if (!err && f->moments == ZERO_MOMENTS_Q8)
-            err = spread(e, f, (char *)zr_engine_scales_at(e, f, i, 0), sizeof(uint16_t), ZR_Q8_BLOCK);
+            err = spread(e, &(struct kept_value){f, i, true, sizeof(uint16_t), ZR_Q8_BLOCK});
     }
     return err;
 }
@@ -118,7 +132,9 @@ int zr_engine_gather_residents(struct zr_engine *e)
 static int zero_run(void *arg, const struct zr_run *run)
 {
     struct zr_engine *e = arg;
-    return run->kind >= 0 && run->n ? e->dev->ops->zero(e->reduce_stream, run->at, run->n * run->size) : 0;
+    return run->kind >= 0 && run->n && run->at
+               ? e->dev->ops->zero(e->reduce_stream, run->at, run->n * run->size)
+               : 0;
 }
 
 int zr_engine_zero_states(struct zr_engine *e)

@@ -83,12 +83,38 @@ static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level leve
     run->size = zr_plan_saved_size(f, run->kind);
     run->snapshot_bytes =
         zr_plan_snapshot_bytes(f, run->kind, level == ZR_LEVEL_FINE ? f->fine_elems : f->inner_elems);
+}
+
+/* Returns the address of the run's first value in memory. */
+static char *run_at(const struct zr_engine *e, const struct zr_run *run)
+{
+    int64_t elem = run->first * run->per;
     if (run->kind >= ZR_SCALE(0))
-        run->at = (char *)zr_engine_scales_at(e, f, run->kind - ZR_SCALE(0), span.first);
-    else
-        run->at = run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, f, span.first)
-                  : run->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, f, span.first)
-                                                 : zr_engine_state_at(e, f, run->kind, span.first);
+        return (char *)zr_engine_scales_at(e, run->flat, run->kind - ZR_SCALE(0), elem);
+    return run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, run->flat, elem)
+           : run->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, run->flat, elem)
+                                          : zr_engine_state_at(e, run->flat, run->kind, elem);
+}
+
+/* Fills in where the run is, and calls fn. What is in the file of states goes there part by part. Snapshots
+ * have nothing of it. */
+static int give_run(struct zr_engine *e, struct zr_run *run, int (*fn)(void *arg, const struct zr_run *run),
+                    void *arg)
+{
+    int64_t end = run->first + run->n;
+    int err = 0;
+    if (!zr_part_has(e, run->flat, run->kind)) {
+        run->at = run_at(e, run);
+        return fn(arg, run);
+    }
+    run->snapshot_bytes = 0;
+    for (int64_t n; !err && run->first < end; run->first += run->n) {
+        n = (end - run->first) * run->per;
+        run->file_at = zr_part_place(e, run->flat, run->kind, run->first * run->per, &n);
+        run->n = (n + run->per - 1) / run->per;
+        err = fn(arg, run);
+    }
+    return err;
 }
 
 /* Calls fn for each run: the elements of one flat and one kind of value that this rank saves or loads. */
@@ -103,10 +129,8 @@ static int for_runs(struct zr_engine *e, bool to_load, int (*fn)(void *arg, cons
                 continue;
             struct zr_run run = {.flat = f, .kind = kind, .snapshot_at = at};
             fill_run(e, &run, to_load ? level_to_load(e, f, kind) : ZR_LEVEL_FINE);
+            ZR_TRY(give_run(e, &run, fn, arg));
             at += run.snapshot_bytes;
-            int err = fn(arg, &run);
-            if (err)
-                return err;
         }
     }
     return 0;

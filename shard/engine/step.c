@@ -463,6 +463,7 @@ int zr_engine_drain(struct zr_engine *e)
     ZR_TRY(drain_stream(e, e->gather_outer_stream));
     ZR_TRY(drain_stream(e, e->reduce_outer_stream));
     ZR_TRY(drain_stream(e, e->reduce_stream));
+    ZR_TRY(drain_stream(e, e->states_stream));
     for (int pair = 0; pair < ZR_PAIR_ROLES; pair++)
         ZR_TRY(drain_stream(e, e->pair_stream[pair]));
     ZR_TRY(drain_stream(e, e->tied_stream));
@@ -470,5 +471,6 @@ int zr_engine_drain(struct zr_engine *e)
     ZR_TRY(drain_stream(e, e->compute));
     /* A step that ranks did not agree on is found here at the latest. */
     ZR_TRY(zr_engine_check(e));
+    ZR_TRY(zr_part_leave(e));
     return zr_engine_settle(e);
 }

@@ -28,7 +28,9 @@ int zr_events_open(struct zr_device *dev, const struct zr_plan *p, struct zr_eve
                 {ZR_EVENT_GATHER_OUTER_TAIL, outer_gathers, &ev->gather_outer_tail},
                 {ZR_EVENT_GROUP_SUM_DONE, group_sums, &ev->group_sum_done},
                 {ZR_EVENT_GROUP_SUM_FREE, group_sums, &ev->group_sum_free},
-                {ZR_EVENT_REDUCE_OUTER_TAIL, outer, &ev->reduce_outer_tail}};
+                {ZR_EVENT_REDUCE_OUTER_TAIL, outer, &ev->reduce_outer_tail},
+                {ZR_EVENT_STATES_READ, p->file_bytes ? 2 : 0, &ev->states_read},
+                {ZR_EVENT_STATES_UPDATED, p->file_bytes ? 2 : 0, &ev->states_updated}};
     struct zr_event **const single[] = {[ZR_EVENT_STEP_COMPUTE] = &ev->step_compute,
                                         [ZR_EVENT_GATHER_TAIL] = &ev->gather_tail,
                                         [ZR_EVENT_STEP_NORM] = &ev->step_norm,

@@ -90,9 +90,7 @@ static int load_sum(struct zr_engine *e, const struct zr_flat *f, int64_t first,
     return e->dev->ops->cast(e->reduce_stream, dst, ZERO_F32, from, f->sum_dtype, n);
 }
 
-/* Copies n of the chunk's elements from where this rank has them. dst is device memory, or any memory if the
- * value is kept as it is read. */
-static int load(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n, char *dst)
+static int load_part(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n, char *dst)
 {
     if (c->kind >= 0)
         return zr_state_read(e, c->flat, c->kind, first, n, (float *)dst);
@@ -101,6 +99,27 @@ static int load(struct zr_engine *e, const struct chunk *c, int64_t first, int64
     if (c->kind == ZR_VALUE_GRAD)
         return load_sum(e, c->flat, first, n, dst);
     return e->dev->ops->copy(e->reduce_stream, dst, zr_engine_param_at(e, c->flat, first), n * c->size);
+}
+
+/* Runs fn over elements of a chunk. If the value is in the file of states, it does so part by part. */
+static int over_parts(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n, bool changes,
+                      char *at, int (*fn)(struct zr_engine *, const struct chunk *, int64_t, int64_t, char *))
+{
+    bool has_parts = zr_part_has(e, c->flat, changes && c->kind < 0 ? ZR_VALUE_MASTER : c->kind);
+    for (int64_t done = 0, part; done < n; done += part) {
+        part = n - done;
+        if (has_parts)
+            ZR_TRY(zr_part_use(e, c->flat, first + done, changes, &part));
+        ZR_TRY(fn(e, c, first + done, part, at + done * c->size));
+    }
+    return 0;
+}
+
+/* Copies n of the chunk's elements from where this rank has them. dst is device memory, or any memory if the
+ * value is kept as it is read. */
+static int load(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n, char *dst)
+{
+    return over_parts(e, c, first, n, false, dst, load_part);
 }
 
 /* Whether every rank holds the whole value, so that nothing has to be sent to read it. */
@@ -161,12 +180,23 @@ static int read_chunk(struct zr_engine *e, const struct chunk *c, char *dst)
     return dst ? d->copy(e->reduce_stream, dst, staging, c->n * c->size) : 0;
 }
 
+static int store_state(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n, char *from)
+{
+    return zr_state_write(e, c->flat, c->kind, first, n, (const float *)from);
+}
+
+static int store_master(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n, char *from)
+{
+    return c->kind == ZR_VALUE_MASTER ? zr_masters_write(e, c->flat, first, n, (const float *)from)
+                                      : zr_masters_from_params(e, c->flat, first, n);
+}
+
 /* Copies elements from staging to this rank's parameters or states. */
 static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int64_t n)
 {
-    const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
+    char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
     if (c->kind >= 0)
-        return zr_state_write(e, c->flat, c->kind, first, n, (const float *)from);
+        return over_parts(e, c, first, n, true, from, store_state);
     if (c->kind == ZR_VALUE_MASTER)
         return zr_params_from_masters(e, c->flat, first, n, (const float *)from);
     return e->dev->ops->copy(e->reduce_stream, zr_engine_param_at(e, c->flat, first), from, n * c->size);
@@ -174,16 +204,15 @@ static int store(struct zr_engine *e, const struct chunk *c, int64_t first, int6
 
 /* Copies the chunk's elements from staging to this rank's masters, if the weights are not the masters. The
  * weights are stored already. */
-static int store_master(struct zr_engine *e, const struct chunk *c)
+static int store_masters(struct zr_engine *e, const struct chunk *c)
 {
-    if (c->kind >= 0)
+    if (c->kind >= 0 || !zr_plan_master_size(c->flat))
         return 0;
     int64_t first, n = elems_in(c, zr_engine_kept(e, c->flat), &first);
     if (n == 0)
         return 0;
-    const char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
-    return c->kind == ZR_VALUE_MASTER ? zr_masters_write(e, c->flat, first, n, (const float *)from)
-                                      : zr_masters_from_params(e, c->flat, first, n);
+    char *from = zr_values_staging(e) + c->at + (first - c->first) * c->size;
+    return over_parts(e, c, first, n, true, from, store_master);
 }
 
 /* Returns the elements of the flat that this rank holds, as parameters or as states. */
@@ -205,7 +234,7 @@ static int send_chunks(struct zr_engine *e, const struct chunk *c, int32_t n_chu
         int64_t first, n = elems_in(&c[i], span_held(e, &c[i]), &first);
         err = n ? store(e, &c[i], first, n) : 0;
         if (!err)
-            err = store_master(e, &c[i]);
+            err = store_masters(e, &c[i]);
     }
     return err;
 }

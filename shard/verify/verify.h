@@ -222,6 +222,8 @@ struct zr_verify_unit {
  * step. */
 struct zr_verify_time {
     int64_t step_ns, exposed_ns, compute_ns, peak_bytes, plan_bytes;
+    /* With states in host memory: bytes of masters and states, which are part of peak_bytes. */
+    int64_t states_bytes;
     /* Two parts of exposed_ns. bubble_ns is idle time of the compute stream from the first forward to the
      * last backward. With pipeline stages this is the bubble. norm_ns is the time from the last backward
      * until the norm is known, while the last gradients are reduced. */

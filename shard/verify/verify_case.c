@@ -78,8 +78,8 @@ static bool precision_possible(const struct zr_verify_case *c)
 {
     bool fp32 = !c->masters && !c->moments && !c->sums_bf16;
     return c->masters >= 0 && c->masters <= ZERO_MASTERS_NONE && c->moments >= 0 &&
-           c->moments <= ZERO_MOMENTS_Q8 && c->states >= 0 && c->states <= ZERO_STATES_HOST &&
-           (!c->user_update || fp32);
+           c->moments <= ZERO_MOMENTS_Q8 && c->states >= 0 && c->states <= ZERO_STATES_FILE &&
+           (c->states != ZERO_STATES_FILE || !c->snapshots) && (!c->user_update || fp32);
 }
 
 bool zr_verify_possible(const struct zr_verify_case *c)
@@ -277,7 +277,7 @@ static void draw_cp(uint64_t *s, struct zr_verify_case *c)
  * fp32. */
 static void draw_precision(uint64_t *s, struct zr_verify_case *c)
 {
-    if (c->user_update || c->snapshots) /* a checkpoint of fewer bytes is not built yet */
+    if (c->user_update)
         return;
     if (zr_verify_chance(s, 40))
         c->moments = zr_verify_chance(s, 60) ? ZERO_MOMENTS_Q8 : ZERO_MOMENTS_BF16;
@@ -305,7 +305,9 @@ void zr_verify_case_random(uint64_t seed, struct zr_verify_case *out)
     draw_mesh(&s, &c);
     draw_cp(&s, &c);
     c.arrays = (c.tp > 1 || c.cp > 1) && !c.caller && zr_verify_chance(&s, 50);
-    c.states = !c.caller && zr_verify_chance(&s, 25) ? ZERO_STATES_HOST : ZERO_STATES_DEVICE;
+    c.states = zr_verify_chance(&s, 25) && !c.snapshots ? ZERO_STATES_FILE
+               : !c.caller && zr_verify_chance(&s, 20)  ? ZERO_STATES_HOST
+                                                        : ZERO_STATES_DEVICE;
     draw_precision(&s, &c);
     *out = c;
 }

@@ -29,6 +29,8 @@ static const struct zr_stream *stream_of(const struct zr_engine *e, enum zr_stre
         return e->tied_stream;
     case ZR_ON_SHIFT:
         return e->m.cp_axis->shift_stream;
+    case ZR_ON_STATES:
+        return e->states_stream;
     default:
         return e->reduce_stream;
     }

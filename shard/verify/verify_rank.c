@@ -39,12 +39,19 @@ static int settle_remainders(void *arg, const struct zr_flat *f, const struct zr
         return 0;
     struct zr_content content = zr_compute_expected_param(r, (int32_t)(p - r->layout.pieces), r->n_done);
     content.kind = ZR_CONTENT_STATE;
-    content.first = first;
-    void *at = zr_engine_master_at(&r->engine, f, first);
-    const struct zr_sim_touch touch[] = {{at, n * content.size, ZR_SIM_READ, {.kind = ZR_CONTENT_ZERO}},
-                                         {at, n * content.size, ZR_SIM_SET, content}};
-    zr_sim_host_touch(r->v->sim, "remainders of new values", touch, 2);
-    return 0;
+    int err = 0;
+    for (int64_t end = first + n; !err && first < end; first += n) {
+        n = end - first;
+        err = zr_part_use(&r->engine, f, first, true, &n);
+        if (err)
+            break;
+        content.first = first;
+        void *at = zr_engine_master_at(&r->engine, f, first);
+        const struct zr_sim_touch touch[] = {{at, n * content.size, ZR_SIM_READ, {.kind = ZR_CONTENT_ZERO}},
+                                             {at, n * content.size, ZR_SIM_SET, content}};
+        zr_sim_host_touch(r->v->sim, "remainders of new values", touch, 2);
+    }
+    return err;
 }
 
 /* Checks that a write of a tensor's parameters has zeroed what their masters have more than they. This then
@@ -52,13 +59,14 @@ static int settle_remainders(void *arg, const struct zr_flat *f, const struct zr
 static int written(struct zr_verify_rank *r, int32_t tensor, int err)
 {
     struct written w = {r, tensor};
-    for (int32_t i = 0; !err && i < r->layout.n_flats; i++) {
-        const struct zr_flat *f = &r->layout.flats[i];
+    const struct zr_layout *l = r->engine.layout; /* with a mutant it has other flats than r->layout */
+    for (int32_t i = 0; !err && i < l->n_flats; i++) {
+        const struct zr_flat *f = &l->flats[i];
         struct zr_span kept = zr_engine_kept(&r->engine, f);
         if (f->masters == ZERO_MASTERS_REMAINDER)
-            zr_flat_ranges(&r->layout, f, kept.first, kept.first + kept.n, settle_remainders, &w);
+            err = zr_flat_ranges(l, f, kept.first, kept.first + kept.n, settle_remainders, &w);
     }
-    return err;
+    return err ? err : zr_part_leave(&r->engine);
 }
 
 static double mean_rank(const struct zr_group *g)
@@ -276,9 +284,24 @@ static void look_at_opened(struct zr_verify_rank *r)
     const struct zr_engine *e = &r->engine;
     int32_t units = r->layout.n_units, grads = units + r->plan.n_grad_slots;
     int32_t n = r->plan.n_param_slots + 2 * units + 2 * grads + 4; /* 4: events without an array */
+    n += r->plan.file_bytes ? 4 : 0;
     if (!r->plan.spec.outer && (e->ev.n != n || e->gather_outer_stream || e->reduce_outer_stream))
         zr_report(zr_sim_recorder(r->v->sim), "rank %d opened %d events or streams that only groups need",
                   r->id, e->ev.n - n);
+}
+
+static int read_file(void *arg, void *buf, int64_t n, int64_t at)
+{
+    struct zr_verify_rank *r = arg;
+    r->n_read += zr_sim_move(r->v->sim, buf, r->file + at, n);
+    return 0;
+}
+
+static int write_file(void *arg, const void *buf, int64_t n, int64_t at)
+{
+    struct zr_verify_rank *r = arg;
+    r->n_written += zr_sim_move(r->v->sim, r->file + at, buf, n);
+    return 0;
 }
 
 static int wrap(struct zr_verify_rank *r)
@@ -290,6 +313,7 @@ static int wrap(struct zr_verify_rank *r)
                                     .plan = &r->plan,
                                     .opt = &opt,
                                     .loop = r->loop,
+                                    .states = {read_file, write_file, r},
                                     .open_observers = zr_check_open_observers,
                                     .pipe_room = r->of_stage->room};
     for (int k = 0; k < ZR_ROLES; k++)
@@ -326,6 +350,14 @@ static int expect_kept(void *arg, const struct zr_flat *f, const struct zr_piece
                                  content};
     zr_sim_host_touch(r->v->sim, "look at what is kept", &touch, 1);
     return 0;
+}
+
+/* Checks that each part of the file that was read for an update was written once. */
+static void look_at_file(struct zr_verify_rank *r)
+{
+    if (r->n_read != r->n_written)
+        zr_report(zr_sim_recorder(r->v->sim), "rank %d read %lld parts of its file, and wrote %lld", r->id,
+                  (long long)r->n_read, (long long)r->n_written);
 }
 
 /* Checks that the parameters that this rank keeps, its own and its peers', are those of the last step.
@@ -367,6 +399,8 @@ static void live(struct zr_verify_rank *r)
         err = zr_engine_barrier(&r->engine);
     if (!err)
         look_at_kept(r);
+    if (!err)
+        look_at_file(r);
     if (!err)
         zr_verify_left_shifts(r);
     if (!err)
@@ -466,13 +500,19 @@ int zr_rank_open(struct zr_verify_world *v, int id)
     int64_t largest = 1;
     for (size_t t = 0; t < n; t++)
         largest = zr_max(largest, l->tensors[t].n_elems * zr_dtype_bytes(l->tensors[t].dtype));
+    r->file = r->plan.file_bytes ? malloc((size_t)r->plan.file_bytes) : NULL;
     r->scratch = v->c->values ? malloc((size_t)largest) : NULL;
     bool moves = v->c->tp > 1 || v->c->cp > 1;
     r->activations = moves ? malloc((size_t)zr_verify_axis_bytes()) : NULL;
     if (!r->tensors || !r->param || !r->grad || !r->own || !r->n_used || !r->n_done || !r->n_saved ||
-        !r->stack || !r->pushed || (v->c->values && !r->scratch) || (moves && !r->activations))
+        !r->stack || !r->pushed || (r->plan.file_bytes && !r->file) || (v->c->values && !r->scratch) ||
+        (moves && !r->activations))
         abort();
     zr_sim_register(v->sim, id, "means", r->mean, sizeof r->mean);
+    if (r->file) {
+        zr_sim_register(v->sim, id, "file of states", r->file, r->plan.file_bytes);
+        zr_sim_mark(v->sim, r->file, r->plan.file_bytes, (struct zr_content){.kind = ZR_CONTENT_ZERO});
+    }
     if (r->scratch)
         zr_sim_register(v->sim, id, "values", r->scratch, largest);
     if (r->activations)
@@ -537,6 +577,7 @@ void zr_ranks_close(struct zr_verify_world *v)
         free(r->n_saved);
         free(r->stack);
         free(r->pushed);
+        free(r->file);
         free(r->scratch);
         free(r->activations);
         free(r->shown.tensors);

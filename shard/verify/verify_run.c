@@ -139,9 +139,10 @@ static int open_sim(struct zr_verify_world *v)
 {
     const struct zr_verify_case *c = v->c;
     /* Every rank has five streams. Pipelines add three for pairs of neighbours and one for tied tensors;
-     * context parallelism adds one for shifts. */
+     * context parallelism adds one for shifts, and a file of states one for transfers. */
     struct zr_sim_options o = {.world = v->n_ranks,
-                               .n_streams = 5 + (c->pp > 1 ? 4 : 0) + (c->cp > 1),
+                               .n_streams =
+                                   5 + (c->pp > 1 ? 4 : 0) + (c->cp > 1) + (c->states == ZERO_STATES_FILE),
                                .compute_on_caller = c->caller,
                                .event_done = c->event_done,
                                .fail_alloc = c->fail_alloc,
@@ -200,19 +201,22 @@ static void add_up(const struct zr_verify_world *v, struct zr_verify_result *out
 static struct zr_verify_time time_of(const struct zr_verify_world *v)
 {
     int64_t peak, step_ns = v->ranks[0].step_to_ns - v->ranks[0].step_from_ns;
+    const int64_t *bytes = v->stages[0].plan->bytes;
     const struct zr_verify_span *s = &v->step_span;
     zr_sim_held(v->sim, 0, &peak);
-    return (struct zr_verify_time){.step_ns = step_ns,
-                                   .compute_ns = v->step_compute_ns,
-                                   .exposed_ns = step_ns - v->step_compute_ns,
-                                   .bubble_ns = s->to_ns - s->from_ns - v->step_compute_ns,
-                                   .norm_ns = s->norm_ns > s->to_ns ? s->norm_ns - s->to_ns : 0,
-                                   .peak_bytes = peak,
-                                   .received_bytes = v->ranks[0].received_bytes,
-                                   .step_wire_bytes = v->stages[0].plan->traffic.wire_bytes,
-                                   .step_outer_bytes = v->stages[0].plan->traffic.outer_bytes,
-                                   .n_simulated = v->n_ranks,
-                                   .plan_bytes = v->stages[0].plan->total_bytes};
+    return (struct zr_verify_time){
+        .step_ns = step_ns,
+        .compute_ns = v->step_compute_ns,
+        .exposed_ns = step_ns - v->step_compute_ns,
+        .bubble_ns = s->to_ns - s->from_ns - v->step_compute_ns,
+        .norm_ns = s->norm_ns > s->to_ns ? s->norm_ns - s->to_ns : 0,
+        .peak_bytes = peak,
+        .states_bytes = v->c->states == ZERO_STATES_HOST ? bytes[ZR_MEM_MASTER] + bytes[ZR_MEM_MOMENTS] : 0,
+        .received_bytes = v->ranks[0].received_bytes,
+        .step_wire_bytes = v->stages[0].plan->traffic.wire_bytes,
+        .step_outer_bytes = v->stages[0].plan->traffic.outer_bytes,
+        .n_simulated = v->n_ranks,
+        .plan_bytes = v->stages[0].plan->total_bytes};
 }
 
 /* Chooses the ranks to simulate. */

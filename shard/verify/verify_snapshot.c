@@ -32,13 +32,13 @@ static int expect_saved(void *arg, const struct zr_flat *f, const struct zr_piec
     const struct zr_run *run = g->run;
     struct zr_content content =
         zr_compute_expected_param(g->r, (int32_t)(p - g->r->layout.pieces), g->r->n_saved);
-    content.kind = run->kind >= 0 ? ZR_CONTENT_STATE : ZR_CONTENT_PARAM;
+    const bool remainder = run->kind == ZR_VALUE_MASTER && f->masters == ZERO_MASTERS_REMAINDER;
+    content.kind = run->kind >= 0 || remainder ? ZR_CONTENT_STATE : ZR_CONTENT_PARAM;
     content.size = (uint8_t)run->size;
-    content.first = first;
-    (void)f;
+    content.first = first / run->per;
     zr_shadow_expect(zr_sim_recorder(g->r->v->sim), g->line,
-                     g->r->engine.snapshot + run->snapshot_at + (first - run->first) * run->size,
-                     n * run->size, content);
+                     g->r->engine.snapshot + run->snapshot_at + (content.first - run->first) * run->size,
+                     (n + run->per - 1) / run->per * run->size, content);
     return 0;
 }
 
@@ -48,7 +48,8 @@ static int read_run(void *arg, const struct zr_run *run)
     struct zr_recorder *rec = zr_sim_recorder(r->v->sim);
     struct reading g = {r, run, reader_of(r)};
     zr_shadow_read(rec, g.line, r->engine.snapshot + run->snapshot_at, run->n * run->size);
-    return zr_flat_ranges(&r->layout, run->flat, run->first, run->first + run->n, expect_saved, &g);
+    return zr_flat_ranges(&r->layout, run->flat, run->first * run->per, (run->first + run->n) * run->per,
+                          expect_saved, &g);
 }
 
 /* Simulates the thread that writes a checkpoint. */

@@ -302,6 +302,7 @@ static void set_options(const struct zr_verify_world *v, struct zr_verify_stage 
                                  .grad_in_place = c->grad_in_place,
                                  .wire_dtype = c->wire_bf16 ? ZERO_BF16 : 0,
                                  .states = (enum zero_states)c->states,
+                                 .part_elems = 256 << c->seed % 4, /* so that flats have several parts */
                                  .order = s->script.order,
                                  .n_order = s->script.n_order,
                                  .order_of_step = zr_in_stages(c),

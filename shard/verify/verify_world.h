@@ -225,7 +225,8 @@ enum zr_stream_class {
     ZR_ON_REDUCE_OUTER,
     ZR_ON_PAIR_0,
     ZR_ON_TIED,
-    ZR_ON_SHIFT
+    ZR_ON_SHIFT,
+    ZR_ON_STATES
 };
 
 struct zr_mutant {
@@ -301,6 +302,10 @@ struct zr_verify_rank {
     double mean[2];
     /* Buffer for values that are read and written. */
     char *scratch;
+    /* Memory that stands for the file of states. NULL: there is none. And the parts that streams read from it
+     * and wrote to it. */
+    char *file;
+    int64_t n_read, n_written;
     uint64_t action_hash;
     int64_t step_from_ns, step_to_ns;
     /* Bytes received from other ranks after zero_wrap. */

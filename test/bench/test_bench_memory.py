@@ -227,6 +227,24 @@ class Axes(unittest.TestCase):
         self.assertIn('5 micro-batches evenly into 2 rounds on 2 ranks', done.stderr)
 
 
+class Precisions(unittest.TestCase):
+    """A column for each precision of optimizer state."""
+    NAMES = ['f32', 'bf16 sums', 'remainder', '+ bf16', '+ q8', 'no masters']
+    ARGS = ['memory', '--precisions', '--dtype=bf16', '--layers=8', *SIZES, '--steps=3']
+
+
+
+
+    def test_every_stage(self):
+        """Without --precisions all stages have the precision that is asked for, and the same bits."""
+        done = bench('memory', '--dtype=bf16', '--masters=remainder', '--moments=q8', '--ranks=2', '--layers=8', *SIZES, '--steps=2', '--json')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        stages = lines(done.stdout)
+        self.assertEqual({(s['masters'], s['moments'], s['grad_sum']) for s in stages}, {('remainder', 'q8', 'f32')})
+        self.assertEqual([s['bytes'] for s in stages], [s['planned_bytes'] for s in stages])
+        self.assertEqual(len({s['state_sha256'] for s in stages}), 1)
+
+
 class Fits(unittest.TestCase):
     def test_fewer_layers(self):
         done = bench('memory', '--ranks=2', '--steps=1', '--json', '--layers=8', *SIZES, '--vocab=20000', '--fit=144M')

@@ -169,6 +169,39 @@ class Parity(unittest.TestCase):
                 self.assertIn(beside, range(0, 16384), f'stage {stage} {args}')  # the losses, which a plan does not include
 
 
+class Precisions(unittest.TestCase):
+    """Precisions of sums, masters and moments, and where states are."""
+    def test_remainder_is_f32(self):
+        for world, stage in (1, 0), (2, 3):
+            want = result(world, f'--stage={stage}', '--dtype=bf16')
+            self.assertEqual(result(world, f'--stage={stage}', '--dtype=bf16', '--masters=remainder'), want)
+
+
+    def test_rounding_seed(self):
+        for args, rounds in (['--masters=remainder'], False), (['--moments=bf16'], True), (['--moments=q8'], True), (['--masters=none'], True):
+            one, other = [result(1, '--dtype=bf16', f'--rounding-seed={seed}', *args) for seed in (0, 1)]
+            self.assertEqual(one != other, rounds, args)
+
+
+    def test_told(self):
+        done = bench('train', *TINY, '--steps=1', '--dtype=bf16', '--masters=remainder', '--moments=q8')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('; masters remainder, moments q8; ', done.stdout)
+        _, summary = train(1, *TINY, '--steps=1', '--dtype=bf16', '--masters=none', '--moments=bf16')
+        self.assertEqual([summary[k] for k in STATES_KEYS], ['f32', 'none', 'bf16', 'device'])
+        self.assertEqual(summary['bytes'], summary['planned_bytes'])
+
+    def test_the_loss_is_near(self):
+        """Over a few steps at a low rate, so that rounding has not made the runs other runs yet.
+        bench/results/states-2026-11-30.md has 2,000 steps."""
+        def mean(*args):
+            steps, _ = train(1, '--model=gpt2-nano', '--context=32', '--lr=2e-4', '--steps=120', '--dtype=bf16', '--data', TEXT, *args)
+            return sum(s['loss'] for s in steps[-20:]) / 20
+        want = mean()
+        for args in ['--moments=bf16'], ['--masters=remainder', '--moments=q8'], ['--masters=none', '--moments=bf16']:
+            self.assertAlmostEqual(mean(*args), want, delta=0.002 * want, msg=args)
+
+
 class Hybrids(unittest.TestCase):
     """Groups of ranks. Groups whose size is a power of two give the bits of runs without groups. Others have
     their own bits, the same each time. No run holds or moves other bytes than zero-bench plan says, within a

@@ -14,9 +14,12 @@ from bench_program import ROOT, TEXT, ZERO_BENCH, ZERO_RUN, bench, lines, run, t
 
 NANO = ['--model=gpt2-nano']
 DEEP = ['--layers=9', '--heads=2', '--channels=64', '--context=32', '--vocab=512']
-FIELDS = {'stage': 0, 'mesh.tp': 1, 'mesh.pp': 1, 'pipeline.schedule': 0, 'pipeline.stages_per_rank': 1, 'hybrid': 0, 'mesh.dp_replicate': 1, 'memory.prefetch': 2, 'memory.param_budget_bytes': -1, 'memory.wire_dtype': 0, 'deterministic': -1}
+FIELDS = {'stage': 0, 'mesh.tp': 1, 'mesh.pp': 1, 'pipeline.schedule': 0, 'pipeline.stages_per_rank': 1, 'hybrid': 0, 'mesh.dp_replicate': 1, 'memory.prefetch': 2, 'memory.param_budget_bytes': -1, 'memory.wire_dtype': 0, 'deterministic': -1,
+          'memory.grad_sum_dtype': 0, 'optim.masters': 0, 'optim.moments': 0, 'memory.states': 0}
 SCHEDULES = ['1f1b', 'gpipe', 'interleaved', 'zero-bubble']
 WORDS = {'hsdp': 0, 'hfsdp': 1, 'bf16': 2}
+MASTERS, MOMENTS, STATES = ['f32', 'remainder', 'none'], ['f32', 'bf16', 'q8'], ['device', 'host']
+ANY = ['--masters=any', '--moments=any', '--grad-sum=any']
 
 
 def tune(*args):
@@ -222,6 +225,8 @@ def fields_of(choice, world, tp=1, pp=1, schedule='--schedule=1f1b', stages_per_
         want.update({'memory.prefetch': choice['prefetch'], 'memory.param_budget_bytes': -1 if choice['budget'] is None else choice['budget']})
     want['memory.wire_dtype'] = WORDS[choice['wire_dtype']] if choice['wire_dtype'] else 0
     want.update(deterministic=choice['deterministic'] if choice['deterministic'] is not None else -1)
+    want['memory.grad_sum_dtype'] = 2 if choice['grad_sum'] == 'bf16' else 0
+    want.update({'optim.masters': MASTERS.index(choice['masters']), 'optim.moments': MOMENTS.index(choice['moments']), 'memory.states': STATES.index(choice['states'])})
     return want
 
 
@@ -265,6 +270,7 @@ class Lines(unittest.TestCase):
             self.skipTest('no C compiler in PATH')
         choices = [(tune(*arguments(*case), *more)[1], case) for case in CASES[:5] for more in [[], ['--wire-dtype=any'], ['--deterministic=off'], ['--dp-shard=2']] if case[1] % 4 == 0]
         choices += [(tune(*arguments(*case))[1], case) for case in MESHES]
+        choices += [(tune(*arguments(*CASES[0]), *more)[1], CASES[0]) for more in [['--masters=remainder', '--moments=q8']]]
         body = ''
         for choice, _ in choices:
             body += '{ struct zero_config cfg = ZERO_CONFIG_INIT;\n' + '\n'.join(choice['c']) + '\n'
@@ -302,6 +308,41 @@ class Lines(unittest.TestCase):
         self.assertRegex(done.stdout, r'\n +1 .* chosen\n')
         self.assertRegex(done.stdout, r'stage 0 .* more than the limit\n')
         self.assertRegex(done.stdout, r' more between hosts\n')
+
+
+class Precisions(unittest.TestCase):
+    """Exact precisions come first, then those that round, from the least to the most. Each is searched for by
+    giving its options."""
+    @staticmethod
+    def precisions(dtype='bf16'):
+        """All precisions in groups, which are in their order; the exact ones are one group."""
+        groups = {}
+        for masters in MASTERS if dtype == 'bf16' else ['f32']:
+            for moments in MOMENTS:
+                for grad_sum in ['f32', 'bf16'] if dtype == 'bf16' else ['f32']:
+                    cost = (masters == 'none', moments == 'q8', moments == 'bf16', grad_sum == 'bf16')
+                    groups.setdefault(cost, []).append([f'--masters={masters}', f'--moments={moments}', f'--grad-sum={grad_sum}'])
+        return [groups[cost] for cost in sorted(groups)]
+
+    def first_that_fits(self, *args, dtype='bf16'):
+        for group in self.precisions(dtype):
+            done = [bench('tune', '--json', *args, *precision) for precision in group]
+            fit = [lines(d.stdout)[-1] for d in done if d.returncode == 0]
+            if fit:
+                return min(fit, key=lambda c: place(dict(c, gathers=c['bytes']['param_slots'])))
+        return None
+
+
+
+    def test_only_what_is_allowed(self):
+        """Without a word about them all candidates have the defaults. What is given is fixed."""
+        candidates, _ = tune(*NANO, '--world=4')
+        self.assertEqual({(c['masters'], c['moments'], c['grad_sum'], c['states']) for c in candidates}, {('f32', 'f32', 'f32', 'device')})
+        candidates, _ = tune(*NANO, '--world=4', '--moments=q8', '--masters=any')
+        self.assertEqual({(c['masters'], c['moments'], c['inexact']) for c in candidates}, {('f32', 'q8', True), ('remainder', 'q8', True)})
+
+
+
 
 
 def chosen_by_rule(candidates):
@@ -379,6 +420,10 @@ class Refused(unittest.TestCase):
         self.refused(['--world=4', '--dp-shard=4'], '--dp-shard: 4 of 4 ranks are no groups')
         self.refused(['--world=4', '--wire-dtype=f16'], "--wire-dtype: 'f16' is not own, bf16 or any")
         self.refused(['--world=4', '--vocab=10'], '--vocab')
+        self.refused(['--world=4', '--masters=bf16'], "--masters: 'bf16' is not f32, remainder, none or any")
+        self.refused(['--world=4', '--states=file'], "--states: 'file' is not device, host or any")
+        self.refused(['--world=4', '--dtype=f32', '--masters=none'], '--masters: is of bf16 models')
+        self.refused(['--world=4', '--dtype=f32', '--grad-sum=bf16'], '--grad-sum: is of bf16 models')
 
     def test_meshes(self):
         self.refused(['--world=8', '--tp=4'], '--tp: 4 parts do not divide the 6 heads')

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Kills a run that saves every step, with SIGKILL at random moments. It always continues from a committed
-step, and ends with the result of an uninterrupted run.
+step, and ends with the result of an uninterrupted run. One rank has its masters and states in a file.
 
     test_checkpoint_kill.py ZERO_BENCH ZERO_RUN
 
@@ -100,9 +100,12 @@ def main():
         data = os.path.join(root, "text")
         with open(data, "w", encoding="utf-8") as f:
             f.write("It was the best of times, it was the worst of times. " * 50)
-        for world, stage, more, moments in ((2, 3, ["--save-async"], "q8"), (1, 2, [], "f32")):
-            os.environ["ZERO_MOMENTS"] = moments
+        states = os.path.join(root, "states")
+        os.mkdir(states)
+        for world, stage, more, moments, where in ((2, 3, ["--save-async"], "q8", "device"), (1, 2, [], "f32", "file")):
+            os.environ.update(ZERO_MOMENTS=moments, ZERO_STATES="device", ZERO_STATES_DIR=states)
             whole = finish(data, world, stage, STEPS)
+            os.environ["ZERO_STATES"] = where
             folder = os.path.join(root, f"run{world}")
             saving = ["--save", folder, "--save-every", "1", "--keep", "2", "--load", "latest", *more]
             last = k = went_on = 0
@@ -136,6 +139,8 @@ def main():
             if went_on <= n // 4:
                 fail(f"of {k} runs {went_on} went on from a checkpoint: nothing was tested", "")
             resumed += went_on
+            if os.listdir(states):
+                fail(f"files of states were left behind: {os.listdir(states)}", "")
     print(f"SEED={SEED}: {kills} kills, {resumed} runs went on from a checkpoint, {rounds} ended as without interruption")
 
 

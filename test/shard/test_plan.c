@@ -138,7 +138,8 @@ static void random_planned(struct random_source *r, struct planned *p, int stage
     p->opt.grad_accum_steps = chance(r, 50) ? 1 : 1 + (int)random_below(r, 9);
     p->opt.prefetch = chance(r, 10) ? 100 : (int)random_below(r, 5);
     p->opt.deterministic = chance(r, 50);
-    p->opt.states = chance(r, 30) ? ZERO_STATES_HOST : ZERO_STATES_DEVICE;
+    p->opt.states = (enum zero_states)random_below(r, 3);
+    p->opt.part_elems = chance(r, 50) ? 0 : 64 * (int64_t)(1 + random_below(r, 100));
     p->opt.grad_in_place = !p->opt.deterministic && chance(r, 50);
     p->opt.wire_dtype = chance(r, 50) ? 0 : chance(r, 50) ? ZERO_F32 : ZERO_BF16;
     if (chance(r, 50)) {
@@ -446,9 +447,51 @@ static void check_states(const struct zr_plan *p, int64_t copies)
                   "scales of flat %d", i);
             end += has ? zr_round_up(kept_elems(l, f, copies) / 32 * state_bytes(f), ZR_PIECE_ALIGN) : 0;
         }
-        CHECK(end == p->state_bytes[s] && (end > 0) == (s < p->n_states), "%lld bytes of state %d",
+        int64_t in_memory = p->states == ZERO_STATES_FILE ? 0 : end;
+        CHECK(in_memory == p->state_bytes[s] && (end > 0) == (s < p->n_states), "%lld bytes of state %d",
               (long long)end, s);
     }
+}
+
+/* Adds the region of n elements, each 32 of which have so many bytes. */
+static void put_region(struct intervals *x, int64_t at, int64_t n, int64_t bytes)
+{
+    CHECK(at >= 0 && at % ZR_PIECE_ALIGN == 0, "%lld", (long long)at);
+    put(x, at, (n + 31) / 32 * bytes);
+}
+
+/* The parts of a flat follow each other in the file, have all elements, and a place for each value. */
+static int64_t check_parts_of(const struct zr_plan *p, const struct zr_flat *f, struct zr_span kept,
+                              int64_t end)
+{
+    struct zr_state_part part;
+    int64_t elem = kept.first;
+    for (int64_t k = 0; zr_plan_part(p, f, kept, k, &part); k++) {
+        struct intervals x = {0};
+        CHECK(part.flat == f && part.first == elem && part.at == end, "%lld", (long long)part.at);
+        CHECK(part.bytes % 4096 == 0 && part.bytes <= p->part_bytes, "%lld", (long long)part.bytes);
+        if (master_bytes(f))
+            put_region(&x, part.master_at, part.n, master_bytes(f));
+        for (int s = 0; s < f->n_states; s++)
+            put_region(&x, part.state_at[s], part.n, state_bytes(f));
+        check_intervals(&x, part.bytes);
+        elem += part.n;
+        end += part.bytes;
+    }
+    bool has = f->trainable && (master_bytes(f) || f->n_states);
+    CHECK(elem == kept.first + (has ? kept.n : 0), "%lld elements", (long long)(elem - kept.first));
+    return end;
+}
+
+static void check_parts(const struct zr_plan *p, int64_t copies)
+{
+    int64_t end = 0;
+    for (int32_t i = 0; p->states == ZERO_STATES_FILE && i < p->layout->n_flats; i++) {
+        const struct zr_flat *f = &p->layout->flats[i];
+        end = check_parts_of(p, f, (struct zr_span){320, kept_elems(p->layout, f, copies)}, end);
+    }
+    CHECK(end == p->file_bytes && p->bytes[ZR_MEM_STATE_BUFFERS] == 2 * p->part_bytes, "%lld",
+          (long long)end);
 }
 
 static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
@@ -465,7 +508,8 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
     for (int i = 0; i < ZR_MAX_STATES; i++)
         states += p->state_bytes[i];
     int64_t host = p->host_bytes - (o->states == ZERO_STATES_HOST ? p->master_bytes + states : 0);
-    CHECK(host == p->snapshot_bytes + p->words_bytes, "%lld", (long long)p->host_bytes);
+    CHECK(host == p->snapshot_bytes + p->words_bytes + p->bytes[ZR_MEM_STATE_BUFFERS], "%lld",
+          (long long)p->host_bytes);
     CHECK(total == p->gather_bytes + p->reduce_bytes + p->control_bytes + host + p->master_bytes + states,
           "%lld bytes are not what is allocated", (long long)total);
     CHECK(p->bytes[ZR_MEM_MOMENTS] == states, "%lld of states", (long long)states);
@@ -474,8 +518,9 @@ static void check_bytes(const struct zr_plan *p, const struct zr_options *o)
         CHECK(p->master_at[i] == (master_bytes(f) ? master : -1), "flat %d", i);
         master += zr_round_up(kept_elems(l, f, copies) / 32 * master_bytes(f), ZR_PIECE_ALIGN);
     }
-    CHECK(master == p->master_bytes, "%lld", (long long)master);
+    CHECK((p->states == ZERO_STATES_FILE ? 0 : master) == p->master_bytes, "%lld", (long long)master);
     check_states(p, copies);
+    check_parts(p, copies);
     int64_t sums = 0, homes = 0;
     for (int32_t i = 0; i < l->n_flats; i++)
         if (l->flats[i].trainable && !p->sum_in_place[l->flats[i].unit])

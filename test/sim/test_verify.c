@@ -70,7 +70,7 @@ static void seeds(void **state)
     uint64_t first = given ? strtoull(given, NULL, 0) : 1, n_seeds = n ? strtoull(n, NULL, 0) : 1000;
     int64_t n_ops = 0, n_died = 0, n_starved = 0, n_reordered = 0, n_snapshots = 0, n_refused = 0;
     int n_hybrid[3] = {0}, n_pp = 0, n_tp = 0, n_cp = 0, n_tied = 0, n_several = 0;
-    int n_masters[3] = {0}, n_moments[3] = {0}, n_sums = 0, n_states[2] = {0};
+    int n_masters[3] = {0}, n_moments[3] = {0}, n_sums = 0, n_states[3] = {0};
     for (uint64_t s = first; s < first + n_seeds; s++) {
         struct zr_verify_case c;
         struct zr_verify_result r;
@@ -104,7 +104,7 @@ static void seeds(void **state)
     assert_true(n_hybrid[1] > 15 && n_hybrid[2] > 15 && n_pp > 150 && n_tied > 50 && n_several > 50 &&
                 n_tp > 150 && n_cp > 150);
     assert_true(n_masters[1] > 50 && n_masters[2] > 50 && n_moments[1] > 50 && n_moments[2] > 50 &&
-                n_sums > 50 && n_states[1] > 50);
+                n_sums > 50 && n_states[1] > 50 && n_states[2] > 100);
     assert_true(n_died > 25 && n_starved > 10 && n_reordered > 50 && n_snapshots > 500 && n_refused > 10);
 }
 
@@ -159,7 +159,8 @@ static void possible_cases(void **state)
         {"stage=1 world=6 n_units=1 accum=1 n_steps=1 masters=2 moments=2 sums_bf16=1 states=1", 0},
         {"stage=1 world=6 n_units=1 accum=1 n_steps=1 masters=3", ZERO_ERR_ARG},
         {"stage=1 world=6 n_units=1 accum=1 n_steps=1 moments=-1", ZERO_ERR_ARG},
-        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 states=2", ZERO_ERR_ARG},
+        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 states=3", ZERO_ERR_ARG},
+        {"stage=1 world=6 n_units=1 accum=1 n_steps=1 states=2 snapshots=50", ZERO_ERR_ARG},
         {"stage=1 world=6 n_units=1 accum=1 n_steps=1 moments=1 user_update=1", ZERO_ERR_ARG},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

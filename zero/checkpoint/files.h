@@ -40,6 +40,11 @@ struct zr_files {
      * never can. */
     int (*allocate)(void *arg, int fd, int64_t bytes);
 
+    /* Maps the first `bytes` bytes of a file that was opened for reading and writing. NULL: it cannot be
+     * done. */
+    int (*map)(void *arg, int fd, int64_t bytes, void **out);
+    int (*unmap)(void *arg, void *at, int64_t bytes);
+
     /* Whether most of a file's first `bytes` bytes are in the page cache. NULL: they never are. */
     bool (*is_cached)(void *arg, int fd, int64_t bytes);
 

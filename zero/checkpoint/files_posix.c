@@ -171,6 +171,19 @@ static int posix_allocate(void *arg, int fd, int64_t bytes)
     return 0;
 }
 
+static int posix_map(void *arg, int fd, int64_t bytes, void **out)
+{
+    (void)arg;
+    *out = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return *out == MAP_FAILED ? -errno : 0;
+}
+
+static int posix_unmap(void *arg, void *at, int64_t bytes)
+{
+    (void)arg;
+    return or_errno(munmap(at, (size_t)bytes));
+}
+
 static bool posix_is_cached(void *arg, int fd, int64_t bytes)
 {
     int64_t page = sysconf(_SC_PAGESIZE), window = page * 4096, n_pages = 0, n_there = 0;
@@ -374,6 +387,8 @@ const struct zr_files zr_files_posix = {.open = posix_open,
                                         .fsync = posix_fsync,
                                         .start_sync = posix_start_sync,
                                         .allocate = posix_allocate,
+                                        .map = posix_map,
+                                        .unmap = posix_unmap,
                                         .is_cached = posix_is_cached,
                                         .close = posix_close,
                                         .size = posix_size,

@@ -110,6 +110,11 @@ static int apply(struct zr_loading *l)
     int err = zr_engine_restore_begin(z->engine);
     if (!err && !l->direct)
         err = zr_engine_runs_to_load(z->engine, restore_run, l);
+    if (!err && l->states) {
+        zr_states_close(z->states);
+        z->states = l->states;
+        l->states = NULL;
+    }
     if (!err && z->layout->n_buffers)
         err = zr_engine_copy_buffers(z->engine, l->staged + l->buffers_at, true);
     if (!err)

@@ -37,6 +37,9 @@ struct zr_loading {
     /* Values are read directly to their places, and staged holds only buffers. */
     bool direct;
     struct zr_extents own;
+    /* The file of states that values are read to. It replaces the context's if the load succeeds. NULL:
+     * states are in memory. */
+    struct zr_state_file *states;
     /* Memory for values that are converted. */
     char *wide;
     struct zr_loaded_checkpoint *loaded;

@@ -27,6 +27,8 @@ void zr_loading_free(struct zr_loading *l)
     if (l->staged != zr_engine_snapshot(l->z->engine))
         free(l->staged);
     free(l->own.list);
+    l->z->mapped = NULL;
+    zr_states_close(l->states);
     free(l->wide);
     zr_loaded_checkpoint_free(l->loaded);
     zr_manifest_free(&l->manifest);
@@ -536,13 +538,24 @@ static int read_direct(struct zr_loading *l)
     return err ? err : fetch(l);
 }
 
-int zr_loading_read(struct zr_loading *l)
+/* Makes another file of states, because a load that fails must change nothing. */
+static int open_states(struct zr_loading *l)
+{
+    struct zr_state_file *states = l->z->states;
+    if (!states)
+        return 0;
+    ZR_TRY(ZR_ZALLOC(l->states, 1, "the file of states"));
+    l->z->mapped = l->states;
+    int err = zr_state_file_open_like(states, l->states);
+    if (err)
+        return zr_fail_more(err, "a load needs as much space again until it ends");
+    return zr_state_file_map(l->states);
+}
+
+static int read_values(struct zr_loading *l)
 {
     struct zero_ctx *z = l->z;
     int64_t bytes = 0;
-    ZR_TRY(check_model(l));
-    ZR_TRY(open_shards(l));
-    ZR_TRY(zr_buffers_check(z));
     l->direct = is_direct(z);
     if (l->direct)
         return read_direct(l);
@@ -555,4 +568,14 @@ int zr_loading_read(struct zr_loading *l)
         ZR_TRY(ZR_ALLOC(l->staged, bytes + 1, "the %lld bytes that this rank loads", (long long)bytes));
     ZR_TRY(zr_extents_to_load(z, l->staged, l->buffers_at, &l->own));
     return fetch(l);
+}
+
+int zr_loading_read(struct zr_loading *l)
+{
+    ZR_TRY(check_model(l));
+    ZR_TRY(open_shards(l));
+    ZR_TRY(zr_buffers_check(l->z));
+    ZR_TRY(open_states(l));
+    ZR_TRY(read_values(l));
+    return l->states ? zr_state_file_unmap(l->states) : 0;
 }

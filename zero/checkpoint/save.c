@@ -129,6 +129,8 @@ static int fill_manifest(struct zero_ctx *z, struct zr_manifest *m)
 static void free_save(struct zr_save *s)
 {
     free(s->extents.list);
+    if (s->z->states)
+        zr_state_file_unmap(s->z->states); /* a save changes nothing */
     for (int kind = 0; kind < ZR_N_DATA; kind++)
         zr_data_drop(s->data[kind]);
     zr_manifest_free(&s->manifest);
@@ -174,6 +176,9 @@ static int open_save(struct zero_ctx *z, const char *dir, const struct zero_save
                       longest);
     if (!err)
         err = zr_buffers_check(z);
+    z->mapped = z->states;
+    if (!err && z->states)
+        err = zr_state_file_map(z->states);
     if (!err)
         err = zr_extents_of(z, zr_engine_snapshot(z->engine),
                             zr_buffers_are_saved_here(z) ? z->plan->snapshot_buffers_at : -1, &s->extents);

@@ -86,6 +86,15 @@ struct collecting {
     const struct zr_run *run;
 };
 
+/* Returns the address of byte `skip` of the run. NULL: it is in a file that is not mapped. */
+static char *run_at(const struct collecting *c, int64_t skip)
+{
+    const struct zr_state_file *mapped = c->z->mapped;
+    if (!c->run->at)
+        return mapped && mapped->map ? mapped->map + c->run->file_at + skip : NULL;
+    return (c->base ? c->base + c->run->snapshot_at : c->run->at) + skip;
+}
+
 /* Adds elements [first, first + n) of a flat, which are in one piece: a tensor, or one layer of it. */
 static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *p, int64_t first, int64_t n)
 {
@@ -110,8 +119,7 @@ static int add_range(void *arg, const struct zr_flat *f, const struct zr_piece *
                                .first = scales ? zr_block_of(p->n, whole.first + from) : whole.first + from,
                                .n = (n + run->per - 1) / run->per,
                                .size = run->size,
-                               .at = (c->base ? c->base + run->snapshot_at : run->at) +
-                                     (first / run->per - run->first) * run->size};
+                               .at = run_at(c, (first / run->per - run->first) * run->size)};
     c->out->n++;
     return 0;
 }
@@ -141,14 +149,18 @@ const struct zr_extent *zr_extent_find(const struct zr_extents *x, int32_t tenso
     return bsearch(&key, x->list, (size_t)x->n, sizeof key, by_tensor_kind_first);
 }
 
-/* Joins masters that are kept as 16 more bits with their weights, which are ranges too. */
+/* Joins masters that are kept as 16 more bits with their weights, which are ranges too. In the file of states
+ * a range may have fewer masters than the range of the weights. */
 static void join_masters(const struct zr_tensor *tensors, const struct zr_extents *all)
 {
+    const struct zr_extent *w = all->list;
     for (int64_t i = 0; i < all->n; i++) {
         struct zr_extent *x = &all->list[i];
         if (x->kind != ZR_VALUE_MASTER || tensors[x->tensor].masters != ZERO_MASTERS_REMAINDER)
             continue;
-        x->weights = zr_extent_find(all, x->tensor, ZR_VALUE_PARAM, x->first)->at;
+        while (w->tensor != x->tensor || w->kind != ZR_VALUE_PARAM || x->first >= w->first + w->n)
+            w++;
+        x->weights = w->at + (x->first - w->first) * w->size;
         x->size = sizeof(float);
     }
 }
