@@ -136,7 +136,8 @@ static void sum_small_ones(struct model *m, zero_ctx *z, float *sum)
 }
 
 /* Without a bias, the mean of many elements is that of the exact sum. Their spread is that of independent
- * roundings, of one contribution after the other. If a step used the same noise for each contribution, some elements would go up each time. */
+ * roundings, of one contribution after the other. If a step used the same noise for each contribution, some
+ * elements would go up each time. */
 static void random_sums_have_no_bias(void **state)
 {
     static float sum[N], last[N];
