@@ -120,7 +120,7 @@ ALWAYS_INLINE void decode_blocks(float *x, const uint8_t *code, const uint16_t *
     }
 }
 
-/* All scales are computed first. Otherwise, the CPU would wait for each scale before it computes the codes. */
+/* All scales are computed first. Otherwise, the CPU would wait for each scale before it computes codes. */
 ALWAYS_INLINE void encode_blocks(uint8_t *code, uint16_t *scale, const float *x, int64_t n, bool squares,
                                  const struct zr_noise *noise, uint32_t first)
 {
