@@ -180,28 +180,35 @@ ZR_HOST_DEVICE uint16_t zr_q8_scale(uint32_t largest_size)
     return (uint16_t)(largest_size >= 0x7f800000u ? 0x7fc0 : up < 0x7f7f ? up : 0x7f7f);
 }
 
-ZR_HOST_DEVICE uint8_t zr_q8_code(float x, float scale, bool squares, uint32_t noise)
+/* The code is the low byte of the returned integer. */
+ZR_HOST_DEVICE int32_t zr_q8_code(float x, float scale, bool squares, uint32_t noise)
 {
     const bool usable = scale > 0; /* neither 0 nor NaN */
     const uint32_t sign = zr_float_bits(x) >> 31;
     const float size = zr_bits_float(zr_float_bits(x) & (usable ? 0x7fffffffu : 0));
-    const float levels = (float)zr_q8_levels(squares);
-    const float at = size * (1.0f / (usable ? scale : 1.0f)) * (levels * levels);
-    const float below = (float)(int32_t)sqrtf(at);
+    const int32_t levels = zr_q8_levels(squares);
+    const float at = size * (1.0f / (usable ? scale : 1.0f)) * (float)(levels * levels);
+    const int32_t root = (int32_t)sqrtf(at);
+    const float below = (float)root;
     const float random = (float)(int32_t)(noise >> 8) * 0x1p-24f;
-    const float least = size > 0 ? 1.0f : 0.0f;
-    float code = below + (at - below * below > random * (2 * below + 1) ? 1.0f : 0.0f);
+    const int32_t least = size > 0 ? 1 : 0;
+    int32_t code = root + (at - below * below > random * (2 * below + 1) ? 1 : 0);
     code = code < levels ? code : levels;
     code = code > least ? code : least;
-    const int32_t value = (int32_t)code;
-    return (uint8_t)(squares ? value : (value ^ -(int32_t)sign) + (int32_t)sign);
+    return squares ? code : (code ^ -(int32_t)sign) + (int32_t)sign;
+}
+
+/* The code is given as a float. */
+ZR_HOST_DEVICE float zr_q8_value_of(float code, float scale, bool squares)
+{
+    const float levels = (float)zr_q8_levels(squares);
+    const float size = code * code * (1.0f / (levels * levels)) * scale;
+    return zr_bits_float(zr_float_bits(size) | (zr_float_bits(code) & 0x80000000u));
 }
 
 ZR_HOST_DEVICE float zr_q8_value(uint8_t code, float scale, bool squares)
 {
-    const int32_t levels = zr_q8_levels(squares), c = squares ? (int32_t)code : (int32_t)(int8_t)code;
-    const float size = (float)(c * c) * (1.0f / (float)(levels * levels)) * scale;
-    return c < 0 ? -size : size;
+    return zr_q8_value_of(squares ? (float)code : (float)(int8_t)code, scale, squares);
 }
 
 #endif

@@ -303,27 +303,30 @@ __device__ __forceinline__ void store_some(T *p, const struct several<T> &x, int
             p[j] = x.v[j];
 }
 
-/* The elements of a thread: n from index at of the arrays, which is element i for rounding. rounding NULL:
- * states are rounded to nearest. */
+/* The elements of a thread: n from index at of the arrays. element has their numbers in the whole tensor: the
+ * divisions for them are compiled once per kernel. rounding NULL: states are rounded to nearest. */
 struct coded {
-    int64_t at, i;
+    int64_t at;
     int n;
     const struct zr_rounding *rounding;
+    int64_t element[WIDTH];
 };
 
 /* first: index of element 0 in the arrays. n: elements of all threads. */
 __device__ __forceinline__ struct coded coded_of(int64_t first, int64_t i, int64_t n,
                                                  const struct zr_rounding *rounding)
 {
-    return {first + i, i, i >= n ? 0 : n - i < WIDTH ? (int)(n - i) : WIDTH, rounding};
+    struct coded c = {first + i, i >= n ? 0 : n - i < WIDTH ? (int)(n - i) : WIDTH, rounding, {}};
+    for (int j = 0; rounding && j < WIDTH; j++)
+        c.element[j] = zr_rounding_element(rounding, i + j);
+    return c;
 }
 
 __device__ __forceinline__ uint32_t noise_of(const struct coded &c, zr_noise_kind kind, int j)
 {
     if (!c.rounding)
         return ZR_NOISE_NEAREST;
-    const int64_t element = zr_rounding_element(c.rounding, c.i + j);
-    return zr_noise_bits(zr_noise_of(c.rounding, kind, element), (uint32_t)element);
+    return zr_noise_bits(zr_noise_of(c.rounding, kind, c.element[j]), (uint32_t)c.element[j]);
 }
 
 __device__ __forceinline__ void decode_bf16(struct several<float> &x, const void *from, const struct coded &c)

@@ -70,55 +70,75 @@ static void encode_masters(uint16_t *weight, uint16_t *remainder, const float *w
     }
 }
 
-/* --- states in 8 bits --- */
+/* --- states in 8 bits ---
+ *
+ * Each loop works on a constant number of elements of 4 bytes. So the compiler takes whole vectors. */
 
-ALWAYS_INLINE void decode_block(float *x, const uint8_t *code, float scale, int n, bool squares)
+ALWAYS_INLINE void decode_block(float *x, const uint8_t *code, float scale, bool squares)
 {
-    for (int i = 0; i < n; i++)
-        x[i] = zr_q8_value(code[i], scale, squares);
+    for (int i = 0; i < ZR_Q8_BLOCK; i += VEC_LANES)
+        vec_store(x + i, squares ? vec_load_u8(code + i) : vec_load_i8(code + i));
+    for (int i = 0; i < ZR_Q8_BLOCK; i++)
+        x[i] = zr_q8_value_of(x[i], scale, squares);
 }
 
-/* Returns the scale. noise NULL: rounds to nearest. */
-ALWAYS_INLINE uint16_t encode_block(uint8_t *code, const float *x, int n, bool squares,
-                                    const struct zr_noise *noise, uint32_t first)
+ALWAYS_INLINE uint16_t scale_of_block(const float *x, bool squares)
 {
-    uint8_t own[ZR_Q8_BLOCK]; /* code might overlap anything, and then the compiler would not vectorize */
     uint32_t largest = 0;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < ZR_Q8_BLOCK; i++) {
         const uint32_t size = zr_q8_size(x[i], squares);
         largest = size > largest ? size : largest;
     }
-    const uint16_t half = zr_q8_scale(largest);
-    const float scale = zr_bf16_value(half);
-    for (int i = 0; i < n; i++)
-        own[i] = zr_q8_code(x[i], scale, squares,
-                            noise ? zr_noise_bits(*noise, first + (uint32_t)i) : ZR_NOISE_NEAREST);
-    memcpy(code, own, (size_t)n);
-    return half;
+    return zr_q8_scale(largest);
 }
 
-/* The last block of a tensor may be short. */
+/* noise NULL: rounds to nearest. */
+ALWAYS_INLINE void encode_block(uint8_t *code, const float *x, float scale, bool squares,
+                                const struct zr_noise *noise, uint32_t first)
+{
+    int32_t wide[ZR_Q8_BLOCK];
+    for (int i = 0; i < ZR_Q8_BLOCK; i++)
+        wide[i] = zr_q8_code(x[i], scale, squares,
+                             noise ? zr_noise_bits(*noise, first + (uint32_t)i) : ZR_NOISE_NEAREST);
+    for (int i = 0; i < ZR_Q8_BLOCK; i += VEC_LANES)
+        vec_store_low_bytes(code + i, wide + i);
+}
+
+/* The last block of a tensor may be short. It is decoded and encoded in a whole one. */
 ALWAYS_INLINE void decode_blocks(float *x, const uint8_t *code, const uint16_t *scale, int64_t n,
                                  bool squares)
 {
     const int64_t whole = n - n % ZR_Q8_BLOCK;
     for (int64_t i = 0; i < whole; i += ZR_Q8_BLOCK)
-        decode_block(x + i, code + i, zr_bf16_value(scale[i / ZR_Q8_BLOCK]), ZR_Q8_BLOCK, squares);
-    if (whole < n)
-        decode_block(x + whole, code + whole, zr_bf16_value(scale[whole / ZR_Q8_BLOCK]), (int)(n - whole),
-                     squares);
+        decode_block(x + i, code + i, zr_bf16_value(scale[i / ZR_Q8_BLOCK]), squares);
+    if (whole < n) {
+        float all_x[ZR_Q8_BLOCK];
+        uint8_t all_code[ZR_Q8_BLOCK] = {0};
+        memcpy(all_code, code + whole, (size_t)(n - whole));
+        decode_block(all_x, all_code, zr_bf16_value(scale[whole / ZR_Q8_BLOCK]), squares);
+        memcpy(x + whole, all_x, (size_t)(n - whole) * sizeof *x);
+    }
 }
 
+/* All scales are computed first. Otherwise, the CPU would wait for each scale before it computes codes. */
 ALWAYS_INLINE void encode_blocks(uint8_t *code, uint16_t *scale, const float *x, int64_t n, bool squares,
                                  const struct zr_noise *noise, uint32_t first)
 {
     const int64_t whole = n - n % ZR_Q8_BLOCK;
     for (int64_t i = 0; i < whole; i += ZR_Q8_BLOCK)
-        scale[i / ZR_Q8_BLOCK] =
-            encode_block(code + i, x + i, ZR_Q8_BLOCK, squares, noise, first + (uint32_t)i);
-    if (whole < n)
-        scale[whole / ZR_Q8_BLOCK] =
-            encode_block(code + whole, x + whole, (int)(n - whole), squares, noise, first + (uint32_t)whole);
+        scale[i / ZR_Q8_BLOCK] = scale_of_block(x + i, squares);
+    for (int64_t i = 0; i < whole; i += ZR_Q8_BLOCK)
+        encode_block(code + i, x + i, zr_bf16_value(scale[i / ZR_Q8_BLOCK]), squares, noise,
+                     first + (uint32_t)i);
+    if (whole < n) {
+        float all_x[ZR_Q8_BLOCK] = {0};
+        uint8_t all_code[ZR_Q8_BLOCK];
+        memcpy(all_x, x + whole, (size_t)(n - whole) * sizeof *x);
+        scale[whole / ZR_Q8_BLOCK] = scale_of_block(all_x, squares);
+        encode_block(all_code, all_x, zr_bf16_value(scale[whole / ZR_Q8_BLOCK]), squares, noise,
+                     first + (uint32_t)whole);
+        memcpy(code + whole, all_code, (size_t)(n - whole));
+    }
 }
 
 static void decode_q8(float *x, const uint8_t *code, const uint16_t *scale, int64_t n, bool squares)

@@ -107,6 +107,25 @@ static inline void vec_store_weight(void *p, vec v)
     vec_store_upper(p, v, _mm256_set1_epi32(0x8000));
 }
 
+/* Returns unsigned or signed bytes as floats. */
+static inline vec vec_load_u8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p)));
+}
+
+static inline vec vec_load_i8(const void *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p)));
+}
+
+/* Stores the low byte of each integer. */
+static inline void vec_store_low_bytes(void *p, const int32_t *x)
+{
+    const __m256i low = _mm256_setr_epi32(0x0c080400, -1, -1, -1, -1, 0x0c080400, -1, -1);
+    __m256i bytes = _mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)x), low);
+    _mm_storel_epi64(p, _mm_or_si128(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+}
+
 static inline __m256d vec_squares_of_4(const float *x)
 {
     __m256d d = _mm256_cvtps_pd(_mm_loadu_ps(x));

@@ -124,6 +124,23 @@ static inline void vec_store_weight(void *p, vec v)
     vec_store_upper(p, v, _mm512_set1_epi32(0x8000));
 }
 
+/* Returns unsigned or signed bytes as floats. */
+static inline vec vec_load_u8(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p)));
+}
+
+static inline vec vec_load_i8(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+}
+
+/* Stores the low byte of each integer. */
+static inline void vec_store_low_bytes(void *p, const int32_t *x)
+{
+    _mm_storeu_si128(p, _mm512_cvtepi32_epi8(_mm512_loadu_si512(x)));
+}
+
 static inline __m512d vec_squares_of_8(const float *x)
 {
     __m512d d = _mm512_cvtps_pd(_mm256_loadu_ps(x));

@@ -114,6 +114,23 @@ ZR_HOST_DEVICE void vec_store_weight(void *p, vec v)
     *(vec_bits16 *)p = zr_round_away(v);
 }
 
+/* Returns unsigned or signed bytes as floats. */
+ZR_HOST_DEVICE vec vec_load_u8(const void *p)
+{
+    return (float)*(const uint8_t *)p;
+}
+
+ZR_HOST_DEVICE vec vec_load_i8(const void *p)
+{
+    return (float)*(const int8_t *)p;
+}
+
+/* Stores the low byte of each integer. */
+ZR_HOST_DEVICE void vec_store_low_bytes(void *p, const int32_t *x)
+{
+    *(uint8_t *)p = (uint8_t)*x;
+}
+
 /* Returns the sum of squares of one block of ZR_NORM_BLOCK elements, in the order that device.h defines. */
 ZR_HOST_DEVICE double vec_block_squares(const float *x)
 {
