@@ -129,33 +129,31 @@ static void micro_batch(struct model *m, zero_ctx *z, float gradient)
 }
 
 /* Sums 1 and many numbers that are too small to change a bf16 number near 1, were it rounded to nearest. */
-static void sum_small_ones(struct model *m, zero_ctx *z, int accum, float *sum)
+static void sum_small_ones(struct model *m, zero_ctx *z, float *sum)
 {
-    for (int k = 0; k < accum; k++)
+    for (int k = 0; k < ACCUM; k++)
         micro_batch(m, z, k ? 0x1p-10f : 1);
     assert_int_equal(zero_read(z, 0, ZERO_VALUE_GRAD, 0, N, sum), 0);
 }
 
 /* Without a bias, the mean of many elements is that of the exact sum. Their spread is that of independent
  * roundings. If a step used the same noise for each contribution, some elements would go up each time. */
-static void sums_have_no_bias(bool deterministic)
+static void random_sums_have_no_bias(void **state)
 {
     static float sum[N], last[N];
-    const int accum = deterministic ? ACCUM - 1 : ACCUM; /* a tree of 63 is folded at the end */
     struct model m;
     zero_ctx *z = NULL;
-    assert_int_equal(open(&m, accum, 0, deterministic, &z), 0);
+    assert_int_equal(open(&m, ACCUM, 0, false, &z), 0);
     for (int step = 0; step < 3; step++) {
         double mean = 0, square = 0, n = 0;
-        const double exact = 1 + (accum - 1) * 0x1p-10, spread = 0x1p-7 * sqrt((accum - 1) * 0.125 * 0.875);
-        sum_small_ones(&m, z, accum, sum);
+        const double exact = 1 + (ACCUM - 1) * 0x1p-10, spread = 0x1p-7 * sqrt((ACCUM - 1) * 0.125 * 0.875);
+        sum_small_ones(&m, z, sum);
         for (int i = 0; i < N; i++) {
             mean += (double)sum[i] / N;
             square += ((double)sum[i] - exact) * ((double)sum[i] - exact) / N;
             n += sum[i] != last[i];
         }
-        if (fabs(mean - exact) > 5 * spread / sqrt(N) ||
-            (!deterministic && fabs(sqrt(square) - spread) > 0.1 * spread))
+        if (fabs(mean - exact) > 5 * spread / sqrt(N) || fabs(sqrt(square) - spread) > 0.1 * spread)
             fail_msg("step %d: mean %.9g of %.9g, spread %.9g of %.9g", step, mean, exact, sqrt(square),
                      spread);
         assert_true(n > N / 2); /* each step has other noise */
@@ -166,10 +164,28 @@ static void sums_have_no_bias(bool deterministic)
     free(m.own);
 }
 
-static void random_sums_have_no_bias(void **state)
+/* Sums of a tree that are still apart at the end of a step are folded. Here the last fold adds x to 2x, and the
+ * result to 4x. Both sums lie in the middle between two bf16 numbers, and the second one does so only if the
+ * first was rounded down. If both had the same noise, 7x would be too small in the mean. */
+static void folds_have_different_noise(void **state)
 {
-    sums_have_no_bias(false);
-    sums_have_no_bias(true);
+    static float sum[N];
+    struct model m;
+    zero_ctx *z = NULL;
+    double mean = 0, norm;
+    const double x = 1 + 0x1p-7, spread = 0x1p-5 * sqrt(3.0 / 16);
+    assert_int_equal(open(&m, 7, 0, true, &z), 0);
+    for (int k = 0; k < 7; k++)
+        micro_batch(&m, z, (float)x);
+    assert_int_equal(zero_norm(z, &norm), 0);
+    assert_int_equal(zero_read(z, 0, ZERO_VALUE_GRAD, 0, N, sum), 0);
+    for (int i = 0; i < N; i++)
+        mean += (double)sum[i] / N;
+    if (fabs(mean - 7 * x) > 5 * spread / sqrt(N))
+        fail_msg("mean %.9g of %.9g", mean, 7 * x);
+    assert_int_equal(zero_drop(z), 0);
+    zero_unwrap(&z);
+    free(m.own);
 }
 
 /* One contribution is rounded to nearest; on one rank it is what backward wrote. A step that is dropped and
@@ -233,8 +249,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank_has_no_second_copy), cmocka_unit_test(shards_have_bf16_sums),
-        cmocka_unit_test(random_sums_have_no_bias),    cmocka_unit_test(a_sum_is_what_was_added),
-        cmocka_unit_test(own_updates_take_fp32),
+        cmocka_unit_test(random_sums_have_no_bias),    cmocka_unit_test(folds_have_different_noise),
+        cmocka_unit_test(a_sum_is_what_was_added),     cmocka_unit_test(own_updates_take_fp32),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
