@@ -401,6 +401,37 @@ static void apply_groups(const struct zr_options *o, struct zr_tensor *t, int32_
     }
 }
 
+/* Refuses bf16 sums of gradients that optim.update takes, which are fp32. */
+static int check_sums(const struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (t[i].grad && t[i].sum_dtype == ZERO_BF16 && !t[i].optimizer)
+            return zr_fail(
+                ZERO_ERR_ARG,
+                "tensors[%d] (%s): grad_sum_dtype is bf16, but its parameter group has update set, "
+                "which takes fp32 gradients; allowed: f32, or a named optimizer",
+                i, t[i].name);
+    return 0;
+}
+
+/* Refuses 8-bit states of tensors whose blocks tp would cut, because a block has one scale. */
+static int check_q8_cuts(const struct zr_options *o, const struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        const struct zr_tp_cut cut = zr_tp_of_tensor(&t[i], o->tp);
+        const int64_t run = zr_tp_run_elems(&cut), one_layer = cut.part_elems / zr_max(t[i].n_layers, 1);
+        const bool is_cut = run % ZR_Q8_BLOCK || (run < one_layer && zr_tp_run_stride(&cut) % ZR_Q8_BLOCK);
+        if (cut.parts > 1 && t[i].grad && t[i].n_states && t[i].moments == ZERO_MOMENTS_Q8 && is_cut)
+            return zr_fail(
+                ZERO_ERR_ARG,
+                "tensors[%d] (%s): moments is q8, which has blocks of %d elements, but tp %d cuts the "
+                "tensor into runs of %lld elements; allowed: runs of whole blocks, or a parameter "
+                "group with moments bf16 or f32",
+                i, t[i].name, ZR_Q8_BLOCK, o->tp, (long long)run);
+    }
+    return 0;
+}
+
 int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, int32_t n_tensors, int world,
                      struct zr_layout **out)
 {
