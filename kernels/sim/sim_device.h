@@ -176,8 +176,8 @@ void zr_sim_kill(struct zr_sim *w, int rank);
 int64_t zr_sim_activity(const struct zr_sim *w);
 /* Runs an optimizer's update that a function of the model does, in the current operation. */
 void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u);
-/* Copies bytes, with their contents, in the current operation of a stream, or on the selected host thread. For
- * memory that stands for a file. Returns whether it was a stream. */
+/* Copies bytes, with their contents, in the current operation of a stream, or on the selected host thread.
+ * For memory that stands for a file. Returns whether it was a stream. */
 bool zr_sim_move(struct zr_sim *w, void *dst, const void *src, int64_t bytes);
 /* Return and select the line of the host thread that makes the calls. */
 struct zr_line *zr_sim_speaker(const struct zr_sim *w);

@@ -273,8 +273,8 @@ static void draw_cp(uint64_t *s, struct zr_verify_case *c)
     c->moves = zr_verify_chance(s, 80) ? 20 + (int)zr_verify_below(s, 60) : 0;
 }
 
-/* Draws in how many bytes masters, states and gradient sums are kept. A program that updates the weights needs
- * fp32. */
+/* Draws in how many bytes masters, states and gradient sums are kept. A program that updates the weights
+ * needs fp32. */
 static void draw_precision(uint64_t *s, struct zr_verify_case *c)
 {
     if (c->user_update)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_state_parts.c: masters and states in a file (shard/engine/state_parts.c), on the simulated device. Flats
- * have several parts. The verifier checks that an update gets the states of the step before, and that no buffer
- * is overwritten while it is used. */
+/* test_state_parts.c: masters and states in a file (shard/engine/state_parts.c), on the simulated device.
+ * Flats have several parts. The verifier checks that an update gets the states of the step before, and that
+ * no buffer is overwritten while it is used. */
 #include "shard/verify/verify.h"
 #include "test/cmocka.h"
 #include "zero/types.h"

@@ -136,7 +136,8 @@ static void sum_small_ones(struct model *m, zero_ctx *z, float *sum)
 }
 
 /* Without a bias, the mean of many elements is that of the exact sum. Their spread is that of independent
- * roundings, of one contribution after the other. If a step used the same noise for each contribution, some elements would go up each time. */
+ * roundings, of one contribution after the other. If a step used the same noise for each contribution, some
+ * elements would go up each time. */
 static void random_sums_have_no_bias(void **state)
 {
     static float sum[N], last[N];
@@ -163,9 +164,9 @@ static void random_sums_have_no_bias(void **state)
     free(m.own);
 }
 
-/* Sums of a tree that are still apart at the end of a step are folded. Here the last fold adds x to 2x, and the
- * result to 4x. Both sums lie in the middle between two bf16 numbers, and the second one does so only if the
- * first was rounded down. If both had the same noise, 7x would be too small in the mean. */
+/* Sums of a tree that are still apart at the end of a step are folded. Here the last fold adds x to 2x, and
+ * the result to 4x. Both sums lie in the middle between two bf16 numbers, and the second one does so only if
+ * the first was rounded down. If both had the same noise, 7x would be too small in the mean. */
 static void folds_have_different_noise(void **state)
 {
     static float sum[N];
