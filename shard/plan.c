@@ -429,8 +429,8 @@ static bool has_dtype_of_sums(const struct zr_plan *p, const struct zr_flat *f, 
 }
 
 /* Chooses the units whose sums lie in their gradients. The gradients must have the dtype of sums, this rank
- * must keep all of them, and a step must add only one contribution. *any_again: whether the order has a unit with more than one contribution in a
- * micro-batch. */
+ * must keep all of them, and a step must add only one contribution. *any_again: whether the order has a unit
+ * with more than one contribution in a micro-batch. */
 static int choose_sums(struct zr_plan *p, const struct zr_options *opt, struct zr_core_unit_spec *units,
                        bool *any_again)
 {

@@ -23,7 +23,8 @@ enum zr_mem {
     ZR_MEM_GRAD_SHARDS,
     /* Memory that backward writes to: slots, or whole gradients at stages 0 and 1. */
     ZR_MEM_GRAD_SLOTS,
-    /* Further sums, for deterministic accumulation; fp32 sums on their way to bf16 sums and between groups. */
+    /* Further sums, for deterministic accumulation; fp32 sums on their way to bf16 sums and between
+     * groups. */
     ZR_MEM_GRAD_SUMS,
     /* One unit's reduced gradient, gathered for ranks that update all of it (full_grad_at). With HSDP a
      * rank gathers its inner slice. */

@@ -283,7 +283,21 @@ static void print_ratios(const struct measured *m, int64_t n_params)
                             b->moments) /
                    (double)n_params;
     }
-    stage_table_ratios("bytes per parameter", ratio, m->n);
+    stage_table_numbers("bytes per parameter", ratio, 2, m->n);
+}
+
+/* Prints the mean loss of the last tenth of the steps, and how far it is from the first column's. */
+static void print_losses(const struct measured *m, int64_t steps)
+{
+    int64_t n = steps < 10 ? 1 : steps / 10;
+    double loss[N_COLUMNS] = {0}, percent[N_COLUMNS];
+    for (int c = 0; c < m->n; c++) {
+        for (int64_t i = steps - n; i < steps; i++)
+            loss[c] += m->columns[c].loss[i] / (double)n;
+        percent[c] = 100 * (loss[c] / loss[0] - 1);
+    }
+    stage_table_numbers("loss of the last tenth", loss, 4, m->n);
+    stage_table_numbers("more than f32, percent", percent, 3, m->n);
 }
 
 /* Prints each rank of the pipeline, in each column. */
@@ -327,6 +341,8 @@ static void print_table(const struct memory_options *o, const struct measured *m
     stage_table_bytes("allocated", allocated, m->n);
     if (o->precisions && !has_axes(o))
         print_ratios(m, model_n_params(&o->model.config));
+    if (o->precisions)
+        print_losses(m, o->steps);
     if (has_axes(o))
         stage_table_bytes("activations besides", activations, m->n);
     stage_table_bytes("peak resident", resident, m->n);

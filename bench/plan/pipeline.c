@@ -181,6 +181,7 @@ static void print_part(const struct planning *p, const char *name, int64_t from,
 static void print_table(const struct planning *p)
 {
     struct zero_bytes bytes[N_COLUMNS];
+    struct zero_plan_info infos[N_COLUMNS];
     int64_t fullest_rank[N_COLUMNS], paper[N_COLUMNS], wire[N_COLUMNS], outer[N_COLUMNS], moved[N_COLUMNS],
         attention[N_COLUMNS], kept[N_COLUMNS], n_kept[N_COLUMNS], all[N_COLUMNS], ns[N_COLUMNS] = {0};
     bool several = p->o->stages_per_rank > 1;
@@ -188,6 +189,7 @@ static void print_table(const struct planning *p)
         int64_t rank = fullest_rank[c] = fullest(p, 0, p->o->pp, c);
         const struct zero_plan_info *info = info_of(p, rank, c);
         bytes[c] = info->bytes;
+        infos[c] = *info;
         kept[c] = kept_bytes(p, rank);
         n_kept[c] = p->pipe.kept[rank];
         all[c] = all_bytes(p, rank, c);
@@ -203,6 +205,7 @@ static void print_table(const struct planning *p)
     stage_table_head("per rank", p->n_columns);
     stage_table_counts(several ? "fullest rank of pp" : "fullest stage of pp", fullest_rank, p->n_columns);
     stage_table_memory(bytes, "total", p->n_columns);
+    plan_print_states(p->o, infos, p->n_columns);
     stage_table_counts("micro-batches kept", n_kept, p->n_columns);
     stage_table_bytes("activations of these", kept, p->n_columns);
     stage_table_bytes("with activations", all, p->n_columns);

@@ -242,6 +242,19 @@ static void print_cp(const struct plan_options *o, int n_columns, int64_t layers
     stage_table_bytes("received for attention", received, n_columns);
 }
 
+void plan_print_states(const struct plan_options *o, const struct zero_plan_info *info, int n_columns)
+{
+    int64_t host[N_COLUMNS], file[N_COLUMNS];
+    for (int c = 0; c < n_columns; c++) {
+        host[c] = info[c].host_bytes;
+        file[c] = info[c].file_bytes;
+    }
+    if (o->states.states && o->device == ZERO_DEVICE_CUDA)
+        stage_table_bytes("of it in host memory", host, n_columns);
+    if (o->states.states == ZERO_STATES_FILE)
+        stage_table_bytes("and in a file", file, n_columns);
+}
+
 static void print_table(const struct plan_options *o, const struct zero_plan_info *info, const int64_t *ns,
                         int n_columns, int32_t n_units)
 {
@@ -261,6 +274,7 @@ static void print_table(const struct plan_options *o, const struct zero_plan_inf
            o->world == 1 ? "" : "s");
     stage_table_head("per rank", n_columns);
     stage_table_memory(bytes, "total", n_columns);
+    plan_print_states(o, info, n_columns);
     if (o->batch) {
         int64_t kept[N_COLUMNS];
         for (int c = 0; c < n_columns; c++)
@@ -284,6 +298,10 @@ json_t *plan_line(const struct plan_options *o, int column, const struct zero_pl
                              "wire_bytes", (json_int_t)info->traffic.wire_bytes, "plan_ns", (json_int_t)ns);
     int hybrid = hybrid_of_column(column);
     states_add_json(&o->states, line);
+    if (o->states.states) {
+        json_object_set_new(line, "host_bytes", json_integer(info->host_bytes));
+        json_object_set_new(line, "file_bytes", json_integer(info->file_bytes));
+    }
     if (hybrid) {
         json_object_set_new(line, "hybrid", json_string(option_word_of(option_hybrids, hybrid)));
         json_object_set_new(line, "dp_shard", json_integer(info->dp_shard));

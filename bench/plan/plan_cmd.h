@@ -106,6 +106,9 @@ int plan_pipeline(const struct plan_options *o, const struct zero_tensor *tensor
  * layers. */
 void plan_add_cp(const struct plan_options *o, json_t *line, int64_t layers);
 
+/* Rows of the table about states that are not in the device's memory. */
+void plan_print_states(const struct plan_options *o, const struct zero_plan_info *info, int n_columns);
+
 /* A line of --json about one column. The caller may add fields, and prints it. */
 json_t *plan_line(const struct plan_options *o, int column, const struct zero_plan_info *info, int64_t ns);
 

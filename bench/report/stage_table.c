@@ -46,11 +46,11 @@ void stage_table_counts(const char *name, const int64_t *count, int n)
     putchar('\n');
 }
 
-void stage_table_ratios(const char *name, const double *ratio, int n)
+void stage_table_numbers(const char *name, const double *number, int n_decimals, int n)
 {
     printf("%-22s", name);
     for (int s = 0; s < n; s++)
-        printf(" %10.2f", ratio[s]);
+        printf(" %10.*f", n_decimals, number[s]);
     putchar('\n');
 }
 

@@ -2,7 +2,8 @@
 /* bf16_sums.c: gradient sums in bf16. A reduction over ranks puts fp32 sums in the plan's reduce slot. A
  * step's first contribution is then rounded to the nearest bf16. Each later one is added, and the result is
  * rounded at random, so that small contributions are not lost. The noise is a function of the tensor, the
- * element, the step and the number of the addition. So all layouts with the same contributions round alike. */
+ * element, the step and the number of the addition. So all layouts with the same contributions round
+ * alike. */
 #include "shard/engine/issue.h"
 
 /* fp32 sums, to be added to bf16 sums of the flat's elements from `first` on. */

@@ -19,7 +19,7 @@ STATES_KEYS = ['grad_sum', 'masters', 'moments', 'states']
 SUMMARY_KEYS = ['event', 'world', 'stage', 'device', 'loss', 'state_sha256', 'bytes', 'planned_bytes', 'peak_rss_bytes',
                 'peak_device_bytes', 'ms_median', 'tokens_per_s', 'flop_per_token', 'mfu', 'collectives', 'activation_bytes',
                 *STATES_KEYS]
-CATEGORIES = ['param_shards', 'param_slots', 'grad_shards', 'grad_slots', 'grad_sums', 'grad_gathered', 'master', 'moments', 'snapshot', 'comm',
+CATEGORIES = ['param_shards', 'param_slots', 'grad_shards', 'grad_slots', 'grad_sums', 'grad_gathered', 'master', 'moments', 'state_buffers', 'snapshot', 'comm',
               'exchange', 'total']
 
 

@@ -383,7 +383,53 @@ class Plan(unittest.TestCase):
             self.assertIn(figure, row)
         self.assertRegex(text.splitlines()[-1], r'^time to plan( +[0-9.]+ ms){4}$')
 
+    def test_precisions(self):
+        """Bytes of a parameter by precision; padding is the same for all."""
+        def of(*args):
+            stages = lines(bench('plan', '--json', '--model=gpt2-124M', *args).stdout)
+            self.assertEqual(len(stages), 4)
+            return stages
 
+        default = of('--world=4')
+        self.assertEqual([[s[k] for k in STATES_KEYS] for s in default], [['f32', 'f32', 'f32', 'device']] * 4)
+        for masters, size in ('remainder', 2), ('none', 0):
+            for a, b in zip(default, of('--world=4', f'--masters={masters}')):
+                self.assertEqual((b['bytes']['master'] * 4, b['masters']), (a['bytes']['master'] * size, masters))
+                self.assertEqual(a['bytes']['total'] - b['bytes']['total'], a['bytes']['master'] - b['bytes']['master'])
+        for moments, size in ('bf16', 2), ('q8', 1 + 2 / 32):
+            for a, b in zip(default, of('--world=4', f'--moments={moments}')):
+                self.assertAlmostEqual(b['bytes']['moments'] / a['bytes']['moments'], size / 4, delta=1e-3)  # regions are padded
+                self.assertEqual(b['moments'], moments)
+        largest = 4 * 39383808 // 4  # the embeddings, in fp32, of one of four ranks
+        for a, b in zip(default, of('--world=4', '--grad-sum=bf16')):
+            self.assertEqual((b['bytes']['grad_shards'] * 2, b['grad_sum']), (a['bytes']['grad_shards'] * (b['stage'] > 0), 'bf16'))
+            self.assertAlmostEqual(b['bytes']['grad_sums'] / largest, 1, delta=0.01)
+        n = default[0]['bytes']['param_shards'] // 2
+        for args, size in ([], 16), (['--masters=remainder'], 14), (['--masters=remainder', '--moments=bf16'], 10), (['--masters=none', '--moments=bf16'], 8), (
+                ['--masters=remainder', '--moments=q8'], 8.125):
+            one = of('--world=1', '--grad-sum=bf16', *args)[0]['bytes']
+            self.assertAlmostEqual((one['total'] - one['exchange']) / n, size, delta=1e-3)
+        self.assertIn(', adamw, gradient sums bf16, masters remainder, moments q8, ', bench('plan', '--grad-sum=bf16', '--masters=remainder', '--moments=q8').stdout)
+
+    def test_states(self):
+        """States in host memory are part of the total; those in a file are not. No file is opened."""
+        for device in 'host', 'cuda':
+            args = ['plan', '--model=gpt2-124M', '--world=4', f'--device={device}']
+            plans = [lines(bench(*args, '--json', f'--states={where}').stdout) for where in ('device', 'host', 'file')]
+            for d, h, f in zip(*plans, strict=True):
+                self.assertEqual((d['states'], h['states'], f['states']), ('device', 'host', 'file'))
+                self.assertEqual((h['bytes'], h['file_bytes']), (d['bytes'], 0))
+                states = d['bytes']['master'] + d['bytes']['moments']
+                if device == 'cuda':
+                    self.assertIn(h['host_bytes'] - states, range(0, 1 << 20))
+                self.assertEqual((f['bytes']['master'], f['bytes']['moments']), (0, 0))
+                self.assertAlmostEqual(f['file_bytes'] / states, 1, delta=0.01)
+                self.assertLess(f['bytes']['state_buffers'], states)
+                self.assertGreater(f['bytes']['state_buffers'], 0)
+            told = [bench(*args, f'--states={where}').stdout for where in ('device', 'host', 'file')]
+            self.assertEqual([('of it in host memory' in t, 'and in a file' in t) for t in told], [(False, False), (device == 'cuda', False), (device == 'cuda', True)])
+        pipeline = bench('plan', '--model=gpt2-124M', '--world=4', '--pp=2', '--states=file').stdout
+        self.assertIn('and in a file', pipeline)
 
     def test_hybrids_stand_behind_the_stages(self):
         """Bytes per parameter, with 2 for a weight: parameters and gradients are sharded in a group, states

@@ -230,10 +230,52 @@ class Axes(unittest.TestCase):
 class Precisions(unittest.TestCase):
     """A column for each precision of optimizer state."""
     NAMES = ['f32', 'bf16 sums', 'remainder', '+ bf16', '+ q8', 'no masters']
-    ARGS = ['memory', '--precisions', '--dtype=bf16', '--layers=8', *SIZES, '--steps=3']
+    ARGS = ['memory', '--precisions', '--dtype=bf16', '--batch=1', '--steps=3']  # of gpt2-nano, whose padding is small
 
+    def test_one_rank(self):
+        with tempfile.TemporaryDirectory() as folder:
+            memory, losses = (os.path.join(folder, name) for name in ('memory.svg', 'loss.svg'))
+            done = bench(*self.ARGS, '--ranks=1', '--json', '--plot', memory, '--plot-loss', losses)
+            self.assertEqual((done.returncode, done.stderr), (0, ''))
+            for name in self.NAMES:
+                self.assertIn(name, texts(memory))
+                self.assertIn(name, texts(losses))
+        columns = lines(done.stdout)
+        self.assertEqual([c['masters'] for c in columns], ['f32', 'f32', 'remainder', 'remainder', 'remainder', 'none'])
+        self.assertEqual([c['moments'] for c in columns], ['f32', 'f32', 'f32', 'bf16', 'q8', 'bf16'])
+        self.assertEqual([c['grad_sum'] for c in columns], ['f32'] + ['bf16'] * 5)
+        n = columns[0]['n_params']
+        for c, size in zip(columns, [20, 16, 14, 10, 8.125, 8], strict=True):
+            self.assertEqual(c['bytes'], c['planned_bytes'])
+            self.assertAlmostEqual((c['bytes']['total'] - c['bytes']['exchange']) / n, size, delta=0.005 * size)  # padding
+        for c in columns[1:3]:  # one rank and one micro-batch: a sum is the gradient itself
+            self.assertEqual((c['losses'], c['state_sha256']), (columns[0]['losses'], columns[0]['state_sha256']))
+        self.assertEqual(len({c['state_sha256'] for c in columns}), 4)
 
+    def test_table(self):
+        done = bench(*self.ARGS, '--ranks=1')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        rows = {line[:22].strip(): [line[at:at + 11].strip() for at in range(22, len(line), 11)] for line in done.stdout.splitlines()}
+        self.assertEqual(rows['memory per rank'], self.NAMES)
+        self.assertEqual(rows['planned'], rows['allocated'])
+        self.assertEqual([round(float(x)) for x in rows['bytes per parameter']], [20, 16, 14, 10, 8, 8])
+        self.assertIn('stage 0 with AdamW', done.stdout)
+        losses = [float(x) for x in rows['loss of the last tenth']]  # of the last of three steps
+        self.assertEqual(losses[1:3], losses[:1] * 2)
+        self.assertEqual(rows['more than f32, percent'][:3], ['0.000'] * 3)
+        for loss, percent in zip(losses, rows['more than f32, percent']):
+            self.assertAlmostEqual(float(percent), 100 * (loss / losses[0] - 1), delta=0.003)
+        self.assertRegex(done.stdout.splitlines()[-1], r'^All 1 ranks together, measured \(Pss\): no masters holds .*; f32 .*% are saved\.$')
 
+    def test_several_ranks(self):
+        done = bench('memory', '--precisions', '--dtype=bf16', '--layers=8', *SIZES, '--ranks=2', '--stage=3', '--steps=2', '--json')
+        self.assertEqual((done.returncode, done.stderr), (0, ''))
+        columns = lines(done.stdout)
+        self.assertEqual([c['stage'] for c in columns], [3] * 6)
+        self.assertEqual([c['bytes'] for c in columns], [c['planned_bytes'] for c in columns])
+        self.assertEqual(columns[2]['state_sha256'], columns[1]['state_sha256'])
+        totals = [c['bytes']['total'] for c in columns]
+        self.assertEqual(totals, sorted(totals, reverse=True))
 
     def test_every_stage(self):
         """Without --precisions all stages have the precision that is asked for, and the same bits."""

@@ -176,12 +176,29 @@ class Precisions(unittest.TestCase):
             want = result(world, f'--stage={stage}', '--dtype=bf16')
             self.assertEqual(result(world, f'--stage={stage}', '--dtype=bf16', '--masters=remainder'), want)
 
+    def test_the_same_bits_in_every_layout(self):
+        for args in ['--moments=bf16'], ['--moments=q8'], ['--masters=none'], ['--grad-sum=bf16', '--masters=none', '--moments=q8']:
+            want = result(1, '--dtype=bf16', '--accum=1', '--batch=4', *args)
+            self.assertNotEqual(want, result(1, '--dtype=bf16', '--accum=1', '--batch=4'))
+            several = [result(2, f'--stage={stage}', '--dtype=bf16', *args) for stage in range(4)]
+            self.assertEqual(several, several[:1] * 4, args)
 
     def test_rounding_seed(self):
         for args, rounds in (['--masters=remainder'], False), (['--moments=bf16'], True), (['--moments=q8'], True), (['--masters=none'], True):
             one, other = [result(1, '--dtype=bf16', f'--rounding-seed={seed}', *args) for seed in (0, 1)]
             self.assertEqual(one != other, rounds, args)
 
+    def test_where_states_are(self):
+        want = result(2, '--stage=1', '--dtype=bf16', '--masters=remainder')
+        with tempfile.TemporaryDirectory() as folder:
+            for args in ['--states=host'], ['--states=file', f'--states-dir={folder}']:
+                self.assertEqual(result(2, '--stage=1', '--dtype=bf16', '--masters=remainder', *args), want)
+            self.assertEqual(os.listdir(folder), [])
+            got = result(2, '--stage=1', '--dtype=bf16', '--masters=remainder', '--states=file', env={'ZERO_STATES_DIR': folder})
+            self.assertEqual(got, want)
+        done = bench('train', *TINY, '--steps=1', '--states=file')
+        self.assertEqual(done.returncode, 2)
+        self.assertIn('states_dir', done.stderr)
 
     def test_told(self):
         done = bench('train', *TINY, '--steps=1', '--dtype=bf16', '--masters=remainder', '--moments=q8')

@@ -270,7 +270,7 @@ class Lines(unittest.TestCase):
             self.skipTest('no C compiler in PATH')
         choices = [(tune(*arguments(*case), *more)[1], case) for case in CASES[:5] for more in [[], ['--wire-dtype=any'], ['--deterministic=off'], ['--dp-shard=2']] if case[1] % 4 == 0]
         choices += [(tune(*arguments(*case))[1], case) for case in MESHES]
-        choices += [(tune(*arguments(*CASES[0]), *more)[1], CASES[0]) for more in [['--masters=remainder', '--moments=q8']]]
+        choices += [(tune(*arguments(*CASES[0]), *more)[1], CASES[0]) for more in [['--masters=remainder', '--moments=q8'], ['--masters=none', '--moments=bf16', '--grad-sum=bf16'], ['--states=host']]]
         body = ''
         for choice, _ in choices:
             body += '{ struct zero_config cfg = ZERO_CONFIG_INIT;\n' + '\n'.join(choice['c']) + '\n'
@@ -332,7 +332,25 @@ class Precisions(unittest.TestCase):
                 return min(fit, key=lambda c: place(dict(c, gathers=c['bytes']['param_slots'])))
         return None
 
+    def test_against_a_search(self):
+        chosen = set()
+        for limit in [9000000, 2700000, 2400000, 2200000, 1800000, 1500000]:
+            args = [*DEEP, '--world=4', f'--limit={limit}']
+            want = self.first_that_fits(*args)
+            _, choice = tune(*args, *ANY)
+            keys = ['masters', 'moments', 'grad_sum', 'stage', 'hybrid', 'bytes', 'wire_bytes', 'inexact']
+            self.assertEqual([choice[k] for k in keys], [want[k] for k in keys], limit)
+            self.assertLessEqual(choice['bytes']['total'], limit)
+            exact = (choice['moments'], choice['grad_sum']) == ('f32', 'f32') and choice['masters'] != 'none'
+            self.assertEqual((choice['inexact'], bool(choice['note'])), (not exact, not exact))
+            chosen.add((choice['masters'], choice['moments'], choice['grad_sum']))
+        self.assertGreater(len(chosen), 3, chosen)
 
+    def test_f32_has_moments_only(self):
+        _, choice = tune(*DEEP, '--world=4', '--dtype=f32', '--limit=2800000', *ANY)
+        want = self.first_that_fits(*DEEP, '--world=4', '--dtype=f32', '--limit=2800000', dtype='f32')
+        self.assertEqual([choice[k] for k in ('masters', 'moments', 'grad_sum', 'bytes')], [want[k] for k in ('masters', 'moments', 'grad_sum', 'bytes')])
+        self.assertNotEqual(choice['moments'], 'f32')
 
     def test_only_what_is_allowed(self):
         """Without a word about them all candidates have the defaults. What is given is fixed."""
@@ -341,8 +359,34 @@ class Precisions(unittest.TestCase):
         candidates, _ = tune(*NANO, '--world=4', '--moments=q8', '--masters=any')
         self.assertEqual({(c['masters'], c['moments'], c['inexact']) for c in candidates}, {('f32', 'q8', True), ('remainder', 'q8', True)})
 
+    def test_host_memory_is_not_limited(self):
+        args = [*DEEP, '--world=4', '--device=cuda', '--states=any']
+        _, free = tune(*args)
+        self.assertEqual(free['states'], 'device')
+        least = min(c['bytes']['total'] for c in tune(*args)[0])
+        candidates, choice = tune(*args, '--moments=any', f'--limit={least - 1}')
+        self.assertEqual((choice['states'], choice['moments'], choice['inexact']), ('host', 'f32', False))
+        self.assertLess(choice['bytes']['total'] - choice['bytes']['master'] - choice['bytes']['moments'], least)
+        self.assertEqual({c['moments'] for c in candidates}, {'f32'})  # nothing inexact is needed
+        candidates, _ = tune(*args, '--device=host', '--limit=9000000')
+        self.assertEqual({c['states'] for c in candidates}, {'device'})
 
+    def test_what_is_inexact_is_named(self):
+        args = [*DEEP, '--world=4', '--limit=2200000', *ANY]
+        _, choice = tune(*args)
+        self.assertTrue(choice['inexact'])
+        done = bench('tune', *args)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r'Chosen, by the order: .*, inexact: ')
+        self.assertIn('Note: its precision is inexact', done.stdout)
+        self.assertRegex(done.stdout, r'\n +\d+ +stage 3, masters remainder  ')
 
+    def test_environment(self):
+        for limit in [4400000, 2400000, 1800000]:
+            _, choice = tune(*DEEP, '--world=4', f'--limit={limit}', *ANY)
+            env = dict(pair.split('=') for pair in choice['environment'].split())
+            done = bench('plan', '--json', *DEEP, '--world=4', env=env)
+            self.assertEqual({str(s['bytes']) for s in lines(done.stdout)}, {str(choice['bytes'])}, done.stderr)
 
 
 def chosen_by_rule(candidates):
