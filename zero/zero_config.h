@@ -202,9 +202,12 @@ struct zero_config {
         int32_t wire_dtype;
         /* + 1: backward adds up the micro-batches of a step, and gradients are reduced once (PyTorch's
          * no_sync). At stages 2 and 3 they stay whole until then. Excludes deterministic. Default 0: every
-         * micro-batch is reduced, and added up in fp32. */
+         * micro-batch is reduced, and added up in grad_sum_dtype. */
         int32_t grad_in_place;
-        /* + Dtype of the sums of a step's gradients, for bf16 tensors: f32, bf16, or 0 for f32. Default 0. */
+        /* + Dtype of the sums of a step's gradients, for bf16 tensors: f32, bf16, or 0 for f32. bf16 rounds
+         * the sum over ranks of a step's only contribution to nearest. If there are several, later ones are
+         * added and rounded at random, and worlds in which grad_accum_steps differs give different bits.
+         * Default 0. */
         int32_t grad_sum_dtype;
         /* + enum zero_states: where masters and states are. Default device. */
         int32_t states;

@@ -12,8 +12,8 @@ extern "C" {
 /* Memory of one rank, by category. zero/memory.md says what each holds, and when it is sharded. X(name, text)
  *   param_shards, param_slots   parameters as they are kept, and gathered ones (stage 3)
  *   grad_slots                  gradients as backward writes them
- *   grad_shards, grad_sums      reduced gradients in fp32, and further sums of them
- *   grad_gathered               one unit's reduced gradient, in fp32
+ *   grad_shards, grad_sums      reduced gradients, and further sums of them
+ *   grad_gathered               one unit's reduced gradient
  *   master, moments             fp32 copies of weights that are not f32; optimizer state
  *   snapshot                    the copy that cfg.checkpoint.save_async writes
  *   comm, exchange              buffers of communicators; small values, and rounding to pages */

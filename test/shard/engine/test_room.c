@@ -148,6 +148,7 @@ static void make_layout(struct rank *k, int n)
                                   .param = &k->param[i],
                                   .grad = &k->grad[i],
                                   .dtype = i % 3 ? ZERO_F32 : ZERO_BF16,
+                                  .sum_dtype = i % 3 ? ZERO_F32 : k->opt.grad_sum_dtype,
                                   .optimizer = kind,
                                   .n_states = kind ? zr_optimizer_states(kind, 0.9f) : ZR_MAX_STATES,
                                   .n_elems = 64,
@@ -399,7 +400,7 @@ static void no_job_takes_more_than_it_asks_for(void **state)
                {3, ZR_HYBRID_NONE}, {3, ZR_HSDP},        {3, ZR_HFSDP}};
     for (int n = UNITS; n <= 800; n *= 10)
         for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-            for (int more = 0; more < 16; more++) {
+            for (int more = 0; more < 32; more++) {
                 struct zr_options opt = options(all[i].stage, all[i].hybrid);
                 opt.save_async = opt.trace = true;
                 opt.grad_accum_steps = more & 1 ? 5 : 1;
@@ -407,6 +408,8 @@ static void no_job_takes_more_than_it_asks_for(void **state)
                     opt.wire_dtype = ZERO_BF16;
                 if (more & 4)
                     by_user(&opt);
+                else if (more & 16)
+                    opt.grad_sum_dtype = ZERO_BF16;
                 count_jobs(n, opt, more & 8);
             }
 }
