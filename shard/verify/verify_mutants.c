@@ -264,6 +264,14 @@ void zr_mutant_keep_out(struct zr_verify_rank *r, enum zero_axis axis)
         zr_axis_of(&r->engine, axis)->out = 1; /* so it uses 0 first */
 }
 
+bool zr_mutant_reads_into_last(struct zr_verify_rank *r)
+{
+    const struct zr_mutant *m = r->v->mutant;
+    bool acts = m && m->what == ZR_SAME_BUFFER && r->last_buffer;
+    r->v->n_acted += acts;
+    return acts;
+}
+
 static const struct zr_mutant mutants[] = {
 #include "shard/verify/verify_mutants.inc"
 };

@@ -293,6 +293,9 @@ static void look_at_opened(struct zr_verify_rank *r)
 static int read_file(void *arg, void *buf, int64_t n, int64_t at)
 {
     struct zr_verify_rank *r = arg;
+    if (zr_mutant_reads_into_last(r))
+        buf = r->last_buffer;
+    r->last_buffer = buf;
     r->n_read += zr_sim_move(r->v->sim, buf, r->file + at, n);
     return 0;
 }

@@ -212,7 +212,9 @@ enum zr_mutation {
      * without ending it; operations do not alternate between the two `out`. */
     ZR_OTHER_SIDE,
     ZR_LESS_SHIFT_END,
-    ZR_SAME_OUT
+    ZR_SAME_OUT,
+    /* A part of the file of states is read into the buffer of the part before it. */
+    ZR_SAME_BUFFER
 };
 
 /* The stream on which a mutant acts. */
@@ -302,9 +304,9 @@ struct zr_verify_rank {
     double mean[2];
     /* Buffer for values that are read and written. */
     char *scratch;
-    /* Memory that stands for the file of states. NULL: there is none. And the parts that streams read from it
-     * and wrote to it. */
-    char *file;
+    /* Memory that stands for the file of states. NULL: there is none. The buffer of the last read, and the
+     * parts that streams read from the file and wrote to it. */
+    char *file, *last_buffer;
     int64_t n_read, n_written;
     uint64_t action_hash;
     int64_t step_from_ns, step_to_ns;
@@ -377,6 +379,8 @@ void zr_mutant_change_rows(struct zr_verify_world *v, struct zr_verify_stage *s)
 bool zr_mutant_shifts_back(struct zr_verify_rank *r, enum zero_axis axis);
 bool zr_mutant_leaves_shift_open(struct zr_verify_rank *r, enum zero_axis axis);
 void zr_mutant_keep_out(struct zr_verify_rank *r, enum zero_axis axis);
+/* Whether a part of the file is read into r->last_buffer. */
+bool zr_mutant_reads_into_last(struct zr_verify_rank *r);
 /* Issues the job, or what the mutant makes of it. */
 void zr_mutant_issue(struct zr_verify_rank *r, const struct zr_job *job);
 

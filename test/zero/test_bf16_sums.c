@@ -164,6 +164,30 @@ static void random_sums_have_no_bias(void **state)
     free(m.own);
 }
 
+/* Sums of a tree that are still apart at the end of a step are folded. Here the last fold adds x to 2x, and
+ * the result to 4x. Both sums lie in the middle between two bf16 numbers, and the second one does so only if
+ * the first was rounded down. If both had the same noise, 7x would be too small in the mean. */
+static void folds_have_different_noise(void **state)
+{
+    static float sum[N];
+    struct model m;
+    zero_ctx *z = NULL;
+    double mean = 0, norm;
+    const double x = 1 + 0x1p-7, spread = 0x1p-5 * sqrt(3.0 / 16);
+    assert_int_equal(open(&m, 7, 0, true, &z), 0);
+    for (int k = 0; k < 7; k++)
+        micro_batch(&m, z, (float)x);
+    assert_int_equal(zero_norm(z, &norm), 0);
+    assert_int_equal(zero_read(z, 0, ZERO_VALUE_GRAD, 0, N, sum), 0);
+    for (int i = 0; i < N; i++)
+        mean += (double)sum[i] / N;
+    if (fabs(mean - 7 * x) > 5 * spread / sqrt(N))
+        fail_msg("mean %.9g of %.9g", mean, 7 * x);
+    assert_int_equal(zero_drop(z), 0);
+    zero_unwrap(&z);
+    free(m.own);
+}
+
 /* Sums that are exact in bf16 are not changed. A step that is dropped and made again has the same bits. */
 static void a_sum_is_what_was_added(void **state)
 {
@@ -224,8 +248,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(one_rank_has_no_second_copy), cmocka_unit_test(shards_have_bf16_sums),
-        cmocka_unit_test(random_sums_have_no_bias),    cmocka_unit_test(a_sum_is_what_was_added),
-        cmocka_unit_test(own_updates_take_fp32),
+        cmocka_unit_test(random_sums_have_no_bias),    cmocka_unit_test(folds_have_different_noise),
+        cmocka_unit_test(a_sum_is_what_was_added),     cmocka_unit_test(own_updates_take_fp32),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
