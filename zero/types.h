@@ -106,32 +106,35 @@ enum zero_optimizer {
 #undef ZERO_OPTIMIZER_ENUM
 };
 
-/* How the fp32 masters of bf16 weights are kept (memory.md). f32 weights are their own masters. */
+/* The form in which masters of bf16 weights are kept (memory.md). f32 weights are their own masters. */
 enum zero_masters {
     /* In fp32. */
     ZERO_MASTERS_F32 = 0,
-    /* As 16 more bits beside the weight. Every result is that of ZERO_MASTERS_F32. */
+    /* As the 16 bits of the master that the bf16 weight lacks. Weights, losses and checkpoints are those of
+     * ZERO_MASTERS_F32, bit for bit. */
     ZERO_MASTERS_REMAINDER = 1,
-    /* Not at all. Weights are rounded at random. */
+    /* Not kept. The update rounds the weights at random. */
     ZERO_MASTERS_NONE = 2
 };
 
-/* How the states of an optimizer are kept (memory.md). */
+/* The form in which the states of an optimizer are kept (memory.md). */
 enum zero_moments {
+    /* In fp32. */
     ZERO_MOMENTS_F32 = 0,
     /* In bf16, rounded at random. */
     ZERO_MOMENTS_BF16 = 1,
-    /* As codes of 8 bits, with a scale in bf16 for every 32 elements. */
+    /* As codes of 8 bits, rounded at random, with a bf16 scale for each block of 32 elements. */
     ZERO_MOMENTS_Q8 = 2
 };
 
-/* Where masters and states are between steps (memory.md). */
+/* The memory that holds masters and states (memory.md). All give the same bits. */
 enum zero_states {
-    /* In cfg.device's memory. */
+    /* Memory of cfg.device. */
     ZERO_STATES_DEVICE = 0,
-    /* In pinned host memory. The same as ZERO_STATES_DEVICE on the host. */
+    /* Pinned host memory, which a GPU's update reads and writes. On the host the same as
+     * ZERO_STATES_DEVICE. */
     ZERO_STATES_HOST = 1,
-    /* In a file in cfg.memory.states_dir. */
+    /* A file in cfg.memory.states_dir. Excludes cfg.checkpoint.save_async. */
     ZERO_STATES_FILE = 2
 };
 

@@ -86,9 +86,9 @@ typedef struct zero_ctx zero_ctx;
 enum zero_value {
     /* The weights, in the tensor's dtype. */
     ZERO_VALUE_PARAM = 0,
-    /* The fp32 master weights; for f32 tensors the weights themselves. */
+    /* The master weights, in fp32. A tensor without masters gives its weights. */
     ZERO_VALUE_MASTER = 1,
-    /* + i: the i-th fp32 optimizer state, i from 0. */
+    /* + i: the i-th optimizer state, i from 0, in fp32. */
     ZERO_VALUE_STATE = 2,
     /* The fp32 gradient that the update will use: reduced, scaled and clipped. For zero_read between backward
      * and zero_step. The first such read of a step also does what zero_norm does. With pp above 1 call
@@ -266,8 +266,10 @@ ZERO_API int zero_read(zero_ctx *z, int32_t tensor, int32_t value, int64_t first
  * master weights sets both. Both pipeline stages of a ZERO_TIED tensor make the call, and src is the first
  * one's.
  *
+ * Values are rounded to nearest to the form in which they are kept.
+ *
  * Collective, as zero_read. Blocks.
- * Errors: ARG  ZERO_VALUE_GRAD */
+ * Errors: ARG  ZERO_VALUE_GRAD; or the elements cut a block of states kept as ZERO_MOMENTS_Q8 */
 ZERO_API int zero_write(zero_ctx *z, int32_t tensor, int32_t value, int64_t first, int64_t n,
                         const void *src);
 
@@ -441,10 +443,11 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
  *
  * The stage, world, mesh, prefetch and budget may differ from those of the save; the loaded values are
  * bit-identical. Names, dtypes, shapes and optimizers must be equal. A tensor that was frozen and is now
- * trained begins with fresh optimizer state; the log says so. Data of an earlier zero_set_data are dropped.
+ * trained begins with fresh optimizer state; the log says so. Masters and moments that were saved in another
+ * form are converted, to nearest; the log says so. Data of an earlier zero_set_data are dropped.
  *
  * All ranks must find the same files there. The call needs host memory for a copy of this rank's
- * shards, except on a CPU with ZERO_INIT_LATER.
+ * shards, except on a CPU with ZERO_INIT_LATER. With ZERO_STATES_FILE it needs the file's disk space twice.
  *
  * Collective, between steps; outside brackets and actions. Blocks on the disk.
  * Errors: IO   the message names the file that is missing or damaged, or the rank that finds a different file

@@ -106,9 +106,11 @@ struct zero_optim {
     float eps;
     /* + 0 and more. Default 0. */
     float weight_decay;
-    /* + enum zero_masters: how masters of the group's bf16 weights are kept. f32 with update. Default f32. */
+    /* + enum zero_masters: the form of the masters of the group's bf16 weights. With update: f32. Default
+     * f32. */
     int32_t masters;
-    /* + enum zero_moments: how states are kept. f32 with update. Default f32. */
+    /* + enum zero_moments: the form of the optimizer's states, for weights of any dtype. With update: f32.
+     * Default f32. */
     int32_t moments;
     /* fp32 state arrays that update uses, each the size of the weights, 0 to 4. Default 0. */
     int32_t n_states;
@@ -204,17 +206,17 @@ struct zero_config {
          * no_sync). At stages 2 and 3 they stay whole until then. Excludes deterministic. Default 0: every
          * micro-batch is reduced, and added up in grad_sum_dtype. */
         int32_t grad_in_place;
-        /* + Dtype of the sums of a step's gradients, for bf16 tensors: f32, bf16, or 0 for f32. bf16 rounds
-         * the sum over ranks of a step's only contribution to nearest. If there are several, later ones are
-         * added and rounded at random, and worlds in which grad_accum_steps differs give different bits.
-         * Default 0. */
+        /* + Dtype of a step's gradient sums, for bf16 tensors: f32, bf16 (not with optim.update), or 0 for
+         * f32. In bf16 the first reduction of a step is rounded to nearest. Each later one is added, and the
+         * result is rounded at random, so the bits depend on grad_accum_steps. Default 0. */
         int32_t grad_sum_dtype;
-        /* + enum zero_states: where masters and states are. Default device. */
+        /* + enum zero_states: the memory that holds masters and states. Default device. */
         int32_t states;
-        /* Folder on a local disk for the file of states (may differ). ZERO_STATES_DIR overrides it. Default
-         * NULL. */
+        /* With ZERO_STATES_FILE: an existing folder on a local disk (may differ). zero_wrap makes this rank's
+         * file there. ZERO_STATES_DIR overrides it. Default NULL. */
         const char *states_dir;
-        /* + Seed of what is rounded at random, 0 to 2^53 - 1. Saved in checkpoints. Default 0. */
+        /* + Seed of rounding at random, 0 to 2^53 - 1. Checkpoints record it, but a load keeps this one.
+         * Default 0. */
         int64_t seed;
         /* The n_order calls of one micro-batch; copied. They size slots, and declare how many backward
          * brackets each unit has. After the first step the library follows the order that it has seen. With

@@ -14,7 +14,8 @@ extern "C" {
  *   grad_slots                  gradients as backward writes them
  *   grad_shards, grad_sums      reduced gradients, and further sums of them
  *   grad_gathered               one unit's reduced gradient
- *   master, moments             fp32 copies of weights that are not f32; optimizer state
+ *   master, moments             masters of weights that are not f32; optimizer state
+ *   state_buffers               with ZERO_STATES_FILE: two parts of the file; master and moments are then 0
  *   snapshot                    the copy that cfg.checkpoint.save_async writes
  *   comm, exchange              buffers of communicators; small values, and rounding to pages */
 #define ZERO_MEM_MAP(X)                                                                                      \
@@ -56,8 +57,8 @@ struct zero_plan_info {
     int64_t n_params;
     /* Memory of one rank; equal on all ranks. */
     struct zero_bytes bytes;
-    /* With a GPU: the part of bytes.total in host memory. And the bytes in cfg.memory.states_dir, which are
-     * not in bytes. */
+    /* host_bytes: with a GPU, the part of bytes.total that is in host memory. file_bytes: the size of the
+     * file in cfg.memory.states_dir, which is not part of bytes. */
     int64_t host_bytes, file_bytes;
     /* A steady step of grad_accum_steps micro-batches in cfg.memory.order, on rank 0. If granules make ranks
      * differ, the rank that receives most. */
