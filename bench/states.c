@@ -17,11 +17,11 @@ const struct option_word option_states[] = {
 const char *states_fault(const struct states_options *s, int dtype)
 {
     if (dtype == ZERO_F32 && s->masters)
-        return "--masters: is of bf16 models (--dtype bf16); f32 weights are their own masters";
+        return "--masters: needs a bf16 model (--dtype bf16); f32 weights are their own masters";
     if (dtype == ZERO_F32 && s->grad_sum == ZERO_BF16)
-        return "--grad-sum: is of bf16 models (--dtype bf16); gradients of f32 are added up in f32";
+        return "--grad-sum: needs a bf16 model (--dtype bf16); f32 gradients are added up in f32";
     if (s->dir && s->states != ZERO_STATES_FILE)
-        return "--states-dir: is of --states file";
+        return "--states-dir: needs --states file";
     return NULL;
 }
 

@@ -17,7 +17,7 @@ struct states_options {
     int masters, moments, states;
     /* folder for the file of --states file; NULL: none */
     const char *dir;
-    /* of what is rounded at random */
+    /* seed of rounding at random */
     int64_t seed;
 };
 
@@ -40,7 +40,8 @@ extern const struct option_word option_masters[], option_moments[], option_state
             OPTION_WORD(in moments, option_moments)                                                          \
     }
 
-/* Where masters and moments are. `in` is as in PRECISION_ROWS. */
+/* The option of the memory that holds masters and moments, and of the folder of its file. `in` is as in
+ * PRECISION_ROWS. */
 #define STATES_ROW(in)                                                                                       \
     {                                                                                                        \
         "states", "device|host|file",                                                                        \
@@ -50,11 +51,11 @@ extern const struct option_word option_masters[], option_moments[], option_state
 #define STATES_DIR_ROW(in)                                                                                   \
     {                                                                                                        \
         "states-dir", "DIR",                                                                                 \
-            "For --states file: a folder on a local disk, where a file without a name grows",                \
+            "With --states file: the folder of the file, on a local disk; nothing stays there",              \
             OPTION_TEXT(in dir)                                                                              \
     }
 
-/* Returns what is wrong with the options for a model of this dtype, or NULL. */
+/* Returns what is wrong with the options for a model of this enum zero_dtype, or NULL. */
 const char *states_fault(const struct states_options *s, int dtype);
 /* Whether any of them differs from the default. */
 bool states_given(const struct states_options *s);

@@ -99,12 +99,11 @@ static const char *what_is_wrong(const struct memory_options *o)
     if (o->plot && o->device == ZERO_DEVICE_CUDA)
         return "--plot: draws memory of the host, so not with --device cuda";
     if (o->stage >= 0 && !o->precisions)
-        return "--stage: is of --precisions; without it every stage is run";
+        return "--stage: needs --precisions; without it every stage is run";
     if (o->precisions && o->dtype != ZERO_BF16)
-        return "--precisions: is of bf16 models (--dtype bf16)";
+        return "--precisions: needs a bf16 model (--dtype bf16)";
     if (o->precisions && (o->dp_shard || o->states.grad_sum || o->states.masters || o->states.moments))
-        return "--precisions: goes through --grad-sum, --masters and --moments, at one stage without "
-               "--dp-shard";
+        return "--precisions: sets --grad-sum, --masters and --moments itself, and runs without --dp-shard";
     const char *fault = states_fault(&o->states, o->dtype);
     return fault ? fault : pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
 }
@@ -150,8 +149,8 @@ static const struct option_table table = {
         "Trains a few steps at every stage, and with groups as hybrids too, and compares the memory that "
         "was planned, allocated and "
         "really resident; with parts of layers and pipeline stages, of the fullest rank. With --precisions "
-        "the columns are precisions of optimizer state: all but the first have gradient sums in bf16, and "
-        "all from the third on keep 16 bits of masters, but for the last, which has no masters.",
+        "the columns are precisions of optimizer state. All but the first have gradient sums in bf16. The "
+        "third, fourth and fifth keep 16 bits of each master; the last has no masters.",
     .read_word = option_refuse_word,
     .finish = finish,
     OPTIONS_WITH_MODEL(struct memory_options, model),
@@ -266,14 +265,14 @@ static void print_head(const struct memory_options *o)
     printf(has_axes(o) ? "\n\n" : "\n");
     char text[STATES_TEXT];
     if (o->precisions)
-        printf("stage %lld with AdamW; all but f32 with bf16 sums, + bf16 and + q8 are moments beside "
-               "remainder, no masters with bf16 moments\n",
+        printf("stage %lld with AdamW; all but f32 have bf16 sums; + bf16 and + q8 are remainder with these "
+               "moments; no masters has bf16 moments\n",
                (long long)o->stage);
     else if (*states_text(&o->states, text))
         printf("%s\n", text);
 }
 
-/* Prints the bytes of a parameter, without slots and messages, if each rank has all of the model. */
+/* Prints the bytes per parameter, without slots and messages, for ranks that have all of the model. */
 static void print_ratios(const struct measured *m, int64_t n_params)
 {
     double ratio[N_COLUMNS];

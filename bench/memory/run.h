@@ -23,8 +23,9 @@ struct memory_options {
     int64_t pp, stages_per_rank;
     /* enum zero_dtype; enum zero_device; enum zero_schedule, -1: not given */
     int dtype, device, schedule;
-    /* Instead of every stage, the table has every precision at this one stage. -1: not given. */
+    /* Instead of every stage, the table has every precision at one stage. */
     bool precisions;
+    /* that stage; -1: not given */
     int64_t stage;
     struct states_options states;
     /* bytes that the model may take: a smaller model is chosen if it needs more. 0: what is free; -1: any

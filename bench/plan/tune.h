@@ -12,7 +12,7 @@
 /* The gradients' dtype on the wire in the candidates: that of the tensors, bf16, or both. */
 enum tune_wire { TUNE_WIRE_OWN, TUNE_WIRE_BF16, TUNE_WIRE_ANY };
 
-/* In plan.states: the option is free, so candidates differ in it. */
+/* A value of an option in plan.states: candidates try all its values. */
 enum { TUNE_ANY = -1 };
 
 struct tune_options {
@@ -117,7 +117,7 @@ int tune_compare(const struct candidate *a, const struct candidate *b, enum tune
 double tune_ratio(const struct candidates *c, int64_t chosen);
 /* Whether masters, moments or gradient sums are rounded, so that training ends in other bits. */
 bool tune_is_inexact(const struct states_options *s);
-/* Bytes that count against the limit: without states in host memory. */
+/* Returns the bytes that count against the limit. States in host memory do not. */
 int64_t tune_limited_bytes(const struct candidate *c);
 /* Whether they differ at most in prefetch and budget. */
 bool tune_same_kind(const struct candidate *a, const struct candidate *b);

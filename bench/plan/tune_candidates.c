@@ -342,8 +342,9 @@ bool tune_is_inexact(const struct states_options *s)
     return s->grad_sum == ZERO_BF16 || s->masters == ZERO_MASTERS_NONE || s->moments;
 }
 
-/* What a precision costs, where another one fits too: first states in host memory, which the update waits
- * for, then what is rounded: gradient sums, moments in bf16, moments in 8 bits, weights. */
+/* Returns the cost of a precision. The cheapest one that fits is chosen. States in host memory, which the
+ * update waits for, cost less than any rounding. Rounding costs more in this order: gradient sums, moments in
+ * bf16, moments in 8 bits, weights. */
 static int cost_of(const struct states_options *s)
 {
     int cost = s->states == ZERO_STATES_HOST;
@@ -359,8 +360,8 @@ static bool allows(int option, int value)
     return option == TUNE_ANY || option == value;
 }
 
-/* Whether the options allow a precision. What is free has the values that make a difference: masters and
- * gradient sums those of bf16 models, and states on a GPU are on the device or the host. */
+/* Whether the options allow a precision. An option with TUNE_ANY allows only values that make a difference:
+ * for masters and gradient sums with a bf16 model, and for states in host memory with a GPU. */
 static bool is_allowed(const struct plan_options *o, const struct states_options *s)
 {
     bool bf16 = o->dtype == ZERO_BF16, gpu = o->device == ZERO_DEVICE_CUDA;

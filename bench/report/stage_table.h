@@ -26,15 +26,15 @@ static inline int hybrid_of_column(int column)
 enum { STAGE_TABLE_NAME = 24 };
 void column_name(int column, char text[STAGE_TABLE_NAME]);
 
-/* All tables have n columns: N_STAGES, or N_COLUMNS with the hybrids. Columns that are neither have titles,
- * at most N_COLUMNS of at most 10 characters. */
+/* Print the head of a table of n columns: N_STAGES, or N_COLUMNS with the hybrids. stage_table_titles takes
+ * other columns, at most N_COLUMNS, with titles of at most 10 characters. */
 void stage_table_head(const char *title, int n);
 void stage_table_titles(const char *title, const char (*names)[STAGE_TABLE_NAME], int n);
 /* A row of bytes. Negative figures are left blank. */
 void stage_table_bytes(const char *name, const int64_t *bytes, int n);
 /* A row of numbers. */
 void stage_table_counts(const char *name, const int64_t *count, int n);
-/* A row of numbers with so many decimals. */
+/* A row of numbers, with n_decimals decimals. */
 void stage_table_numbers(const char *name, const double *number, int n_decimals, int n);
 /* A row of times, given in nanoseconds and printed in milliseconds. */
 void stage_table_ms(const char *name, const int64_t *ns, int n);

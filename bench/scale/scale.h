@@ -99,7 +99,7 @@ struct scale_job {
     int64_t dp_shard;
     /* enum zero_dtype of weights and gradients, and of gradients on the wire; 0: the same */
     int dtype, wire_dtype;
-    /* of masters, moments and gradient sums; states are on the device or the host */
+    /* precision of masters, moments and gradient sums; states in memory of the device or the host */
     struct states_options states;
     /* for gathered parameters; 0: what prefetch needs */
     int64_t budget_bytes;

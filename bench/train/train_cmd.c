@@ -302,7 +302,7 @@ static const struct option_row rows[] = {
     PRECISION_ROWS(states.),
     STATES_ROW(states.),
     STATES_DIR_ROW(states.),
-    {"rounding-seed", "N", "Of what is rounded at random (0)",
+    {"rounding-seed", "N", "Seed of rounding at random (0)",
      OPTION_INT(states.seed, 0, INT64_C(9007199254740991))},
     {.help = "Checkpoints:"},
     {"save", "DIR", "Save checkpoints into DIR, at the end and as --save-every says", OPTION_TEXT(save)},

@@ -466,8 +466,8 @@ class Refused(unittest.TestCase):
         self.refused(['--world=4', '--vocab=10'], '--vocab')
         self.refused(['--world=4', '--masters=bf16'], "--masters: 'bf16' is not f32, remainder, none or any")
         self.refused(['--world=4', '--states=file'], "--states: 'file' is not device, host or any")
-        self.refused(['--world=4', '--dtype=f32', '--masters=none'], '--masters: is of bf16 models')
-        self.refused(['--world=4', '--dtype=f32', '--grad-sum=bf16'], '--grad-sum: is of bf16 models')
+        self.refused(['--world=4', '--dtype=f32', '--masters=none'], '--masters: needs a bf16 model')
+        self.refused(['--world=4', '--dtype=f32', '--grad-sum=bf16'], '--grad-sum: needs a bf16 model')
 
     def test_meshes(self):
         self.refused(['--world=8', '--tp=4'], '--tp: 4 parts do not divide the 6 heads')
