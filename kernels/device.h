@@ -77,16 +77,18 @@ struct zr_update_span {
 };
 #define ZR_MAX_SPANS 64 /* most spans of an update */
 
-/* What encode and decode convert from and to fp32 (state_codes.h). WEIGHT: bf16 weights, rounded from masters
- * to nearest, with ties away from zero. REMAINDER: those, and the lower halves of the masters beside them.
- * Q8, Q8_SQUARES: 8-bit codes of a state, or of a state of squares, and scales beside them. Codes are
- * rounded to nearest. */
+/* Forms that encode and decode convert fp32 values to and from (state_codes.h):
+ *
+ *     WEIGHT      bf16 weights, rounded from masters to nearest, ties away from zero
+ *     REMAINDER   such weights, and in `beside` the lower halves of their masters
+ *     Q8          8-bit codes of a state, rounded to nearest, and in `beside` the scales
+ *     Q8_SQUARES  the same for a state of squares */
 enum zr_coding { ZR_CODING_WEIGHT, ZR_CODING_REMAINDER, ZR_CODING_Q8, ZR_CODING_Q8_SQUARES };
 
-/* n elements in fewer bytes. */
+/* n elements in such a form. */
 struct zr_coded {
     enum zr_coding coding;
-    /* (n) of 2 bytes, or of 1 byte for Q8 */
+    /* (n) of 2 bytes each; Q8, Q8_SQUARES: of 1 byte */
     void *at;
     /* REMAINDER: (n). Q8: (n / ZR_Q8_BLOCK, rounded up); element 0 begins a block, and only a block at the
      * end of a tensor may be short. */

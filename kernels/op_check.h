@@ -19,9 +19,9 @@ int zr_check_sum_ranges(const struct zr_sum_range *table, int n_sums, int n_src,
 int zr_check_update(const struct zr_update *u);
 int zr_check_update_spans(const struct zr_update *u, const struct zr_update_span *spans, int n_spans);
 int zr_check_coded(const char *op, const struct zr_coded *c, int64_t n);
-/* Returns the bytes of one element, without what is beside it. */
+/* Returns the bytes of one element in zr_coded.at. */
 int64_t zr_coding_bytes(enum zr_coding coding);
-/* Returns the bytes that are beside n elements. */
+/* Returns the bytes in zr_coded.beside for n elements. */
 int64_t zr_coding_bytes_beside(enum zr_coding coding, int64_t n);
 /* Returns the bytes of one element of a state, without scales. */
 int64_t zr_moments_bytes(enum zero_moments moments);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* state_codes.h: masters and moments in fewer bytes than fp32, for the host and a GPU.
+/* state_codes.h: masters, moments and gradient sums in fewer bytes than fp32, for the host and a GPU.
  *
  * Numbers are rounded at random with noise that is a function of a key, an element's number in its whole
  * tensor, and a kind. So every layout of shards gives the same bits. All devices compile this text, and all
@@ -31,7 +31,7 @@ struct zr_rounding {
     int64_t first, at, run, skip;
 };
 
-/* A function of 64 bits that is one to one (splitmix64; Steele, Lea and Flood, OOPSLA 2014). */
+/* A one-to-one function of 64-bit numbers (splitmix64; Steele, Lea and Flood, OOPSLA 2014). */
 ZR_HOST_DEVICE uint64_t zr_mix_64(uint64_t x)
 {
     x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -134,7 +134,7 @@ ZR_HOST_DEVICE uint16_t zr_round_random(float x, uint32_t noise)
 /* --- masters as a bf16 weight and 16 more bits ---
  *
  * The weight is zr_round_away(master), and the remainder is the lower half of the master. Rounding up is seen
- * from the remainder, so the master can be computed again. Only a signaling NaN becomes quiet. */
+ * from the remainder, so the master can be computed again. One exception: a signaling NaN becomes quiet. */
 
 ZR_HOST_DEVICE uint16_t zr_remainder_of(float master)
 {
@@ -171,7 +171,7 @@ ZR_HOST_DEVICE uint32_t zr_q8_size(float x, bool squares)
     return squares ? zr_float_bits(x + 0.0f) : zr_float_bits(x) & 0x7fffffffu; /* -0 is no negative number */
 }
 
-/* The scale is 0 or NaN, or its inverse is a normal number. */
+/* Returns the scale of a block. It is 0 or NaN, or its inverse is a normal number. */
 ZR_HOST_DEVICE uint16_t zr_q8_scale(uint32_t largest_size)
 {
     const uint32_t rounded = (largest_size + 0xffff) >> 16;
@@ -180,7 +180,7 @@ ZR_HOST_DEVICE uint16_t zr_q8_scale(uint32_t largest_size)
     return (uint16_t)(largest_size >= 0x7f800000u ? 0x7fc0 : up < 0x7f7f ? up : 0x7f7f);
 }
 
-/* The code is the low byte of the returned integer. */
+/* Returns the code of x, in the low byte. */
 ZR_HOST_DEVICE int32_t zr_q8_code(float x, float scale, bool squares, uint32_t noise)
 {
     const bool usable = scale > 0; /* neither 0 nor NaN */
@@ -198,7 +198,7 @@ ZR_HOST_DEVICE int32_t zr_q8_code(float x, float scale, bool squares, uint32_t n
     return squares ? code : (code ^ -(int32_t)sign) + (int32_t)sign;
 }
 
-/* The code is given as a float. */
+/* Returns the value of a code that is given as a float. */
 ZR_HOST_DEVICE float zr_q8_value_of(float code, float scale, bool squares)
 {
     const float levels = (float)zr_q8_levels(squares);

@@ -191,8 +191,8 @@ struct zr_action {
     /* REDUCE, REDUCE_OUTER: the group slot; -1: in place, or there are no groups */
     int32_t group_slot;
 
-    /* the action that adds a contribution to sums: contributions of the unit in this step before it. FOLD:
-     * all of them */
+    /* for the action that adds a contribution to sums: how many of the unit this step added before. FOLD: how
+     * many it added in all */
     int32_t contribution;
 };
 

@@ -220,7 +220,7 @@ static inline struct zr_cut zr_flat_groups_cut(const struct zr_flat *f, int32_t 
     return groups;
 }
 
-/* Converts a cut of the flat to one of sums of its gradient in that dtype. */
+/* Returns the same cut of the flat's gradient sums, in their dtype. */
 static inline struct zr_cut zr_flat_sums_cut(const struct zr_flat *f, const struct zr_cut *c,
                                              enum zero_dtype dtype)
 {

@@ -13,7 +13,7 @@
 #define ZR_MAX_STATES 4   /* most fp32 arrays, each the size of the weights, that an optimizer keeps */
 #define ZR_MAX_OPTIMS 256 /* most parameter groups */
 
-/* Kind of value in checkpoints: the scales of state i, which has 8-bit codes. One more than the last kind. */
+/* Kind of value in checkpoints: the scales of state i, if it has 8-bit codes. ZR_N_KINDS ends all kinds. */
 #define ZR_SCALE(i) (ZR_MAX_STATES + (i))
 #define ZR_N_KINDS  ZR_SCALE(ZR_MAX_STATES)
 
@@ -90,9 +90,9 @@ struct zr_options {
     bool deterministic;
     /* Dtype of the gradient sums of bf16 tensors, F32 or BF16. Other tensors have F32. */
     enum zero_dtype grad_sum_dtype;
-    /* Seed of what is rounded at random. */
+    /* Seed of rounding at random. */
     int64_t seed;
-    /* Where masters and states are. */
+    /* The memory that holds masters and states. */
     enum zero_states states;
     /* With ZERO_STATES_FILE: elements of a part of the file, a multiple of 64. 0: the usual size. */
     int64_t part_elems;

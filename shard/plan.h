@@ -23,8 +23,7 @@ enum zr_mem {
     ZR_MEM_GRAD_SHARDS,
     /* Memory that backward writes to: slots, or whole gradients at stages 0 and 1. */
     ZR_MEM_GRAD_SLOTS,
-    /* Further sums, for deterministic accumulation; fp32 sums on their way to bf16 sums and between
-     * groups. */
+    /* Further sums for deterministic accumulation, the reduce slot, and group slots. */
     ZR_MEM_GRAD_SUMS,
     /* One unit's reduced gradient, gathered for ranks that update all of it (full_grad_at). With HSDP a
      * rank gathers its inner slice. */
@@ -138,8 +137,8 @@ struct zr_plan {
     /* n_sums arrays of sum_bytes, end to end. With groups and without outer_each they are of inner
      * slices, which are reduced between groups in place. Otherwise they are of fine slices. */
     int64_t sums_at;
-    /* The reduce slot: fp32 sums over ranks on their way to bf16 sums, one unit at a time.
-     * in_reduce_slot: (n_flats) bytes in it; -1: the flat's gradient is reduced to its sum at once. */
+    /* The reduce slot: one unit's fp32 sums over ranks, before they are rounded to bf16 sums.
+     * in_reduce_slot: (n_flats) offset in it; -1: the flat's gradient is reduced straight to its sum. */
     int64_t reduce_slot_at, reduce_slot_bytes;
     int64_t *in_reduce_slot;
     /* With outer_each: group slots for the sum of one contribution over a group, before it is reduced
@@ -184,8 +183,8 @@ struct zr_plan {
     int64_t *state_at;
 
     /* With ZERO_STATES_FILE masters and states are in a file of file_bytes, and the arrays above are empty.
-     * The elements that a rank keeps of a flat are in parts of part_elems, of which only the last may be
-     * shorter. part_bytes: of the largest part. */
+     * The elements that a rank keeps of a flat are cut into parts of part_elems; the last may be shorter.
+     * part_bytes: bytes of the largest part. */
     int64_t file_bytes, part_elems, part_bytes;
     /* (n_flats) Offset of the flat's first part in the file. */
     int64_t *file_at;
@@ -199,7 +198,7 @@ struct zr_plan {
      * values_bytes of their values. With tp, a struct zr_shard_digest for each tensor follows at
      * shard_digests_at. */
     int64_t words_bytes, shard_digests_at;
-    /* The sum of both, and of masters, states and their buffers in host memory; part of total_bytes. */
+    /* Bytes of both, of state buffers, and of masters and states in host memory; part of total_bytes. */
     int64_t host_bytes;
 
     int64_t bytes[ZR_MEM_COUNT], total_bytes;
@@ -259,8 +258,8 @@ struct zr_state_part {
     int64_t first, n, at, bytes;
     int64_t master_at, state_at[ZR_MAX_STATES];
 };
-/* plan_parts.c. The first places all parts; part_elems 0: the usual size. The second finds part k of the
- * elements that a rank keeps of a flat. Returns false if there is no such part. */
+/* plan_parts.c. zr_plan_place_parts places all parts; part_elems 0: the usual size. zr_plan_part finds part k
+ * of the elements that a rank keeps of a flat, and returns false if there is no such part. */
 void zr_plan_place_parts(struct zr_plan *p, int64_t part_elems);
 bool zr_plan_part(const struct zr_plan *p, const struct zr_flat *f, struct zr_span kept, int64_t k,
                   struct zr_state_part *part);

@@ -33,8 +33,8 @@ bool zr_tp_same(const struct zr_tp_cut *a, const struct zr_tp_cut *b);
 int64_t zr_tp_elems(const struct zr_tp_cut *c, int32_t part);
 int64_t zr_tp_whole_elems(const struct zr_tp_cut *c);
 
-/* Return the most elements that follow each other in a part and in the whole: its rows of one block. And the
- * elements of the whole from the first of such a run to the first of the next. */
+/* The rows of one block in a part are a run: they follow each other in the part and in the whole. Return the
+ * elements of a run, and those of the whole from the beginning of a run to that of the part's next run. */
 int64_t zr_tp_run_elems(const struct zr_tp_cut *c);
 int64_t zr_tp_run_stride(const struct zr_tp_cut *c);
 

@@ -303,8 +303,9 @@ __device__ __forceinline__ void store_some(T *p, const struct several<T> &x, int
             p[j] = x.v[j];
 }
 
-/* The elements of a thread: n from index at of the arrays. element has their numbers in the whole tensor: the
- * divisions for them are compiled once per kernel. rounding NULL: states are rounded to nearest. */
+/* The elements of a thread: n from index at of the arrays. element has their numbers in the whole tensor.
+ * They are computed in one place, so that a kernel has the code of their divisions once. rounding NULL:
+ * states are rounded to nearest. */
 struct coded {
     int64_t at;
     int n;
@@ -355,7 +356,7 @@ __device__ __forceinline__ void decode_q8(struct several<float> &x, const void *
         x.v[j] = zr_q8_value(code.v[j], scale, squares);
 }
 
-/* Every thread of the warp calls this, also with n 0. */
+/* Every thread of the warp must call this, even one whose n is 0. */
 __device__ __forceinline__ void encode_q8(void *codes, uint16_t *scales, const struct several<float> &x,
                                           const struct coded &c, bool squares, zr_noise_kind kind)
 {
@@ -387,7 +388,7 @@ __device__ __forceinline__ void decode_master(struct several<float> &w, const vo
         w.v[j] = zr_join_master(high.v[j], low.v[j]);
 }
 
-/* remainders NULL: only the weights. */
+/* Encodes only the weights if remainders is NULL. */
 __device__ __forceinline__ void encode_master(void *weights, uint16_t *remainders,
                                               const struct several<float> &w, const struct coded &c)
 {

@@ -177,7 +177,7 @@ int64_t zr_sim_activity(const struct zr_sim *w);
 /* Runs an optimizer's update that a function of the model does, in the current operation. */
 void zr_sim_user_update(struct zr_sim *w, const struct zr_update *u);
 /* Copies bytes, with their contents, in the current operation of a stream, or on the selected host thread.
- * For memory that stands for a file. Returns whether it was a stream. */
+ * Returns whether it was a stream. Tests use it to read and write memory that stands for a file. */
 bool zr_sim_move(struct zr_sim *w, void *dst, const void *src, int64_t bytes);
 /* Return and select the line of the host thread that makes the calls. */
 struct zr_line *zr_sim_speaker(const struct zr_sim *w);

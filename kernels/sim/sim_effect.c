@@ -34,7 +34,7 @@ static int64_t moving(const struct zr_sim *w, int64_t bytes, bool launches)
                : 0;
 }
 
-/* Returns the further time of an update whose masters and states are in other memory. */
+/* Returns how much longer an update takes if masters and states are not in the device's memory. */
 static int64_t reaching_states(const struct zr_sim *w, const struct zr_sim_op *op)
 {
     const struct zr_update *u = &op->update;

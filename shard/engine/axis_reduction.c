@@ -67,7 +67,7 @@ static int narrow(struct zr_engine *e, enum zero_dtype wire, struct zr_reduce_se
     return 0;
 }
 
-/* Rounds the unit's sums over all ranks that are in the reduce slot. */
+/* Rounds the unit's sums over all ranks from the reduce slot to its bf16 sums. */
 static int round_reduced(struct zr_engine *e, const struct zr_axis_reduction *r, const struct zr_job *job)
 {
     int32_t n;
@@ -91,7 +91,7 @@ int zr_reduce_over_axis(struct zr_engine *e, const struct zr_axis_reduction *r, 
             r->axis == ZR_INNER ? inner_seg(e, &f[i], &job->action) : outer_seg(e, &f[i], &job->action);
         if (narrows && zr_dtype_bytes(r->wire) < zr_dtype_bytes(seg.dtype))
             ZR_TRY(narrow(e, r->wire, &seg));
-        /* A gradient of one rank may be its own sum, and in bf16 no communicator's. */
+        /* A gradient of one rank may be its own sum. In bf16 no communicator takes it. */
         if (seg.dst != seg.src || f[i].sum_dtype == ZERO_F32)
             e->i.reduce_segs[n_segs++] = seg;
     }

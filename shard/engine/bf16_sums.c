@@ -2,18 +2,18 @@
 /* bf16_sums.c: gradient sums in bf16. A reduction over ranks puts fp32 sums in the plan's reduce slot. A
  * step's first contribution is then rounded to the nearest bf16. Each later one is added, and the result is
  * rounded at random, so that small contributions are not lost. The noise is a function of the tensor, the
- * element, the step and the number of the addition. So all layouts with the same contributions round
- * alike. */
+ * element, the step and the number of the addition. So all layouts with the same contributions give the same
+ * bits. */
 #include "shard/engine/issue.h"
 
-/* fp32 sums, to be added to bf16 sums of the flat's elements from `first` on. */
+/* An addition of fp32 sums to bf16 sums, for elements of the flat from `first` on. */
 struct adding {
     struct zr_engine *e;
     struct zr_stream *s;
     uint16_t *dst;
     const float *src;
     int64_t first;
-    /* number of the step, as zr_rounding_from wants it, and of this addition in the step */
+    /* number of the step, as for zr_rounding_from, and of this addition in the step */
     int64_t step, addition;
 };
 
@@ -34,8 +34,8 @@ static float *reduced_at(const struct zr_engine *e, const struct zr_flat *f)
     return (float *)(e->reduce_base + zr_plan_reduced(e->plan, f, e->at, 0));
 }
 
-/* Adds what the reduce slot has of the flat to its sum k. which: a number that only this addition to the flat
- * has among those of one contribution. */
+/* Adds the flat's fp32 sums in the reduce slot to its sum k. which: numbers the additions that one
+ * contribution to the flat causes. */
 static int add_reduced(struct zr_engine *e, struct zr_stream *s, const struct zr_flat *f,
                        const struct zr_job *job, int k, int which)
 {

@@ -49,8 +49,9 @@ int64_t zr_tied_room_bytes(const struct zr_pipe_room *r);
 int64_t zr_tied_bytes(const struct zr_tensor *t);
 int64_t zr_tied_sum_bytes(const struct zr_tensor *t);
 
-/* Reads and writes whole parts of the file of states. Called by a thread of the device, and between steps by
- * the model's. On failure they return ZERO_ERR_IO, with a message. */
+/* Functions that read and write whole parts of the file of states: n bytes from offset `at` on. A thread of
+ * the device calls them, and between steps the model's thread. On failure they return ZERO_ERR_IO, with a
+ * message. */
 struct zr_state_io {
     int (*read)(void *arg, void *buf, int64_t n, int64_t at);
     int (*write)(void *arg, const void *buf, int64_t n, int64_t at);
@@ -245,7 +246,8 @@ struct zr_engine_facts {
 void zr_engine_facts(const struct zr_engine *e, struct zr_engine_facts *out);
 /* Sets the count of skipped steps, from a checkpoint. */
 void zr_engine_set_skipped(struct zr_engine *e, int64_t n);
-/* Sets how many elements of the tensor earlier pipeline stages have, counted like this rank's. 0 at first. */
+/* Sets how many elements of the tensor are in earlier pipeline stages, in this rank's part over tp. 0 at
+ * first. */
 void zr_engine_set_first(struct zr_engine *e, int32_t tensor, int64_t first);
 struct zr_device *zr_engine_device(const struct zr_engine *e);
 /* Gives a number of this rank that goes into each step from here on (any thread). The second returns the
@@ -423,7 +425,7 @@ int zr_engine_barrier(struct zr_engine *e);
 /* A run of this rank's values in a checkpoint. */
 struct zr_run {
     const struct zr_flat *flat;
-    /* As in zr_engine_read, or ZR_SCALE(i). Masters that are kept as 16 more bits are these bits. */
+    /* As in zr_engine_read, or ZR_SCALE(i). With ZERO_MASTERS_REMAINDER masters are the remainders. */
     int kind;
     /* Elements of the flat for each value: ZR_Q8_BLOCK if the values are scales, else 1. */
     int64_t per;

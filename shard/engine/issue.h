@@ -64,13 +64,13 @@ int zr_sums_barrier(struct zr_engine *e, const struct zr_axis_reduction *r, cons
 
 /* Whether reductions of the flat's gradient end in the reduce slot, from which they are rounded to bf16. */
 bool zr_has_reduce_slot(const struct zr_engine *e, const struct zr_flat *f);
-/* Rounds the flat's sum over ranks, in the reduce slot, to where the action says. */
+/* Rounds the flat's sum over ranks from the reduce slot to the sum that the action names. */
 int zr_round_reduced(struct zr_engine *e, struct zr_stream *s, const struct zr_flat *f,
                      const struct zr_job *job);
 /* Adds the flat's sum number `sum` to the one before it. Uses the reduce slot. */
 int zr_fold_rounded(struct zr_engine *e, struct zr_stream *s, const struct zr_flat *f,
                     const struct zr_job *job, int sum);
-/* Most operations of both in a job of the unit. */
+/* Returns the most operations that a job of the unit puts on a stream with these. */
 int64_t zr_rounding_ops(const struct zr_engine *e, int32_t unit);
 
 /* ---- others ---- */

@@ -43,7 +43,7 @@ struct zr_job {
     int64_t t;
     /* NORM, UPDATE: the unit that the step updates next; -1: none */
     int32_t next;
-    /* number of the step among all that were begun, skipped ones too, also before a load */
+    /* number of the step among all steps begun: skipped ones count, and those before a load */
     int64_t begun;
     /* for the flight recorder */
     struct zr_flight_from from;

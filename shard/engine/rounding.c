@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rounding.c: the noise with which an update rounds at random. It is a function of the seed, the step, the
+/* rounding.c: the noise for rounding at random. It is a function of the seed, the step, the
  * tensor's name, and the number of an element in the whole tensor. None of them depends on how tensors and
  * layers are cut, so all layouts give the same bits. */
 #include "shard/engine/issue.h"
@@ -22,7 +22,8 @@ void zr_engine_set_first(struct zr_engine *e, int32_t tensor, int64_t first)
     e->first_layer[tensor] = t->buffer ? 0 : first / (t->n_elems / t->n_layers);
 }
 
-/* Layers begin at multiples of ZR_Q8_BLOCK, so that element numbers of a block follow each other in it. */
+/* The numbers of each layer's elements begin at a multiple of ZR_Q8_BLOCK, as updates of 8-bit states
+ * need. */
 struct zr_rounding zr_rounding_from(const struct zr_engine *e, const struct zr_piece *p, int64_t at,
                                     int64_t step)
 {

@@ -16,8 +16,8 @@ struct zr_steps {
     uint32_t n_calls;
     /* added to n_calls for the number in messages, which goes on after a load */
     int64_t offset;
-    /* steps that were begun, also before a load. Once the last one is settled, t + n_skipped. Noise depends
-     * on it, because t is not known before the last step is settled. */
+    /* steps that were begun, also before a load. Once the last one is settled, it is t + n_skipped. Noise
+     * depends on it instead of t, which is not known before the last step is settled. */
     int64_t begun;
     /* states were loaded, so the next zero_step computes the offset anew */
     bool renumber;

@@ -80,7 +80,7 @@ static bool is_kept_as_read(const struct chunk *c)
            c->size == (master_size ? master_size : zr_dtype_bytes(c->flat->dtype));
 }
 
-/* Widens n elements of this rank's slice of a gradient sum. */
+/* Copies n elements of this rank's slice of a gradient sum to fp32. */
 static int load_sum(struct zr_engine *e, const struct zr_flat *f, int64_t first, int64_t n, char *dst)
 {
     int64_t before = first - zr_engine_fine(e, f).first;

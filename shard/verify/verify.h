@@ -145,7 +145,7 @@ struct zr_verify_case {
     int cp, moves;
     /* The communicators move arrays of the model themselves, as NCCL's do. */
     bool arrays;
-    /* enum zero_states: where masters and states are. */
+    /* enum zero_states: the memory that holds masters and states. */
     int states;
     /* enum zero_masters and zero_moments: how masters of bf16 tensors and states are kept. If tensors have
      * several kinds of optimizers, every second kind keeps fp32. */

@@ -54,8 +54,8 @@ static int settle_remainders(void *arg, const struct zr_flat *f, const struct zr
     return err;
 }
 
-/* Checks that a write of a tensor's parameters has zeroed what their masters have more than they. This then
- * counts as of the same version as the parameters. */
+/* Checks that a write of a tensor's parameters has zeroed the remainders of their masters. The remainders
+ * then have the version of the parameters. */
 static int written(struct zr_verify_rank *r, int32_t tensor, int err)
 {
     struct written w = {r, tensor};
