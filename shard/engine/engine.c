@@ -64,9 +64,18 @@ uint16_t *zr_engine_scales_at(const struct zr_engine *e, const struct zr_flat *f
     if (f->moments != ZERO_MOMENTS_Q8)
         return NULL;
     if (e->i.parts)
-        return zr_part_scales_at(e, f, i, first);
+        return (uint16_t *)zr_part_at(e, f, ZR_SCALE(i), first);
     return (uint16_t *)(e->state[i] + zr_plan_scales_at(e->plan, f, i)) +
            (first - zr_engine_kept(e, f).first) / ZR_Q8_BLOCK;
+}
+
+char *zr_engine_value_at(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first)
+{
+    if (kind >= ZR_SCALE(0))
+        return (char *)zr_engine_scales_at(e, f, kind - ZR_SCALE(0), first);
+    return kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, f, first)
+           : kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, f, first)
+                                     : zr_engine_state_at(e, f, kind, first);
 }
 
 /* ---- opening ---- */

@@ -96,7 +96,8 @@ struct zr_shared {
     struct zr_snapshot_listener *listener;
     /* the first failure of any thread */
     struct zr_first failure;
-    /* a failure of a read or write of the file of states that was found where the engine cannot be failed */
+    /* failure of a transfer to or from the file of states, in a CUDA host function, which cannot call
+     * zr_engine_fail */
     struct zr_first transfer_failure;
     /* time of the first failure by zr_now_ns(); 0: none yet */
     _Atomic int64_t failed_ns;
@@ -312,6 +313,9 @@ char *zr_engine_param_at(const struct zr_engine *e, const struct zr_flat *f, int
 /* Returns the address of the scale of the block of ZR_Q8_BLOCK elements that `first` is in. NULL: states of
  * the flat have no scales. */
 uint16_t *zr_engine_scales_at(const struct zr_engine *e, const struct zr_flat *f, int i, int64_t first);
+/* Returns the address of any of these, by kind: ZR_VALUE_PARAM, ZR_VALUE_MASTER, a state, or ZR_SCALE of a
+ * state. */
+char *zr_engine_value_at(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first);
 
 /* Waits for the event, or for the context to fail, because a failed collective on a GPU may never end. Not
  * for the loop's thread. */
@@ -385,14 +389,14 @@ void zr_steps_fill_job(struct zr_engine *e, struct zr_job *job, uint64_t number)
 /* ---- rounding.c ---- */
 
 int zr_rounding_open(struct zr_engine *e);
-/* Returns the noise of the elements of a piece from its element `at` on. step: begun of struct zr_job. */
+/* Returns the noise of the elements of a piece from its element `at` on. step: zr_job.begun. */
 struct zr_rounding zr_rounding_from(const struct zr_engine *e, const struct zr_piece *p, int64_t at,
                                     int64_t step);
 
 /* ---- precision.c ---- */
 
 /* Write the masters of n elements from `first` on: from the parameters, or from fp32 values. Without a region
- * for masters they do nothing. REMAINDER writes the parameters, too. */
+ * for masters they do nothing. With ZERO_MASTERS_REMAINDER zr_masters_write writes the parameters, too. */
 int zr_masters_from_params(struct zr_engine *e, const struct zr_flat *f, int64_t first, int64_t n);
 int zr_masters_write(struct zr_engine *e, const struct zr_flat *f, int64_t first, int64_t n,
                      const float *src);
@@ -402,7 +406,8 @@ int zr_params_from_masters(struct zr_engine *e, const struct zr_flat *f, int64_t
 /* Writes a state, rounded to nearest. Elements with 8-bit codes are whole blocks, or end with their layer. */
 int zr_state_write(struct zr_engine *e, const struct zr_flat *f, int i, int64_t first, int64_t n,
                    const float *src);
-/* Read values in fp32. The second one also writes the rest of a block of 8-bit codes in front of dst. */
+/* Read values in fp32. If `first` is inside a block of 8-bit codes, zr_state_read also writes the block's
+ * earlier elements, in front of dst. */
 int zr_masters_read(struct zr_engine *e, const struct zr_flat *f, int64_t first, int64_t n, float *dst);
 int zr_state_read(struct zr_engine *e, const struct zr_flat *f, int i, int64_t first, int64_t n, float *dst);
 
@@ -462,25 +467,24 @@ int zr_parts_allocate(struct zr_engine *e);
 /* Finishes what is on the states stream. */
 void zr_parts_close(struct zr_engine *e);
 
-/* Return the address of element `first` in the part that is open, and of the scale of its block of 8-bit
- * codes. kind: ZR_VALUE_MASTER, a state, or ZR_SCALE of a state. */
+/* Returns the address of a value of element `first` in the part that is open. kind: ZR_VALUE_MASTER, a state,
+ * or ZR_SCALE of a state, for the scale of the element's block. */
 char *zr_part_at(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first);
-uint16_t *zr_part_scales_at(const struct zr_engine *e, const struct zr_flat *f, int state, int64_t first);
 /* Whether that value of the flat is in the file. zr_part_place returns the offset of its element `first`
- * there, and cuts *n to the elements that follow it. */
+ * there, and cuts *n to the elements that follow it in the same part. */
 bool zr_part_has(const struct zr_engine *e, const struct zr_flat *f, int kind);
 int64_t zr_part_place(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first,
                       int64_t *n);
-/* Between steps: opens the part of element `first`, and cuts *n to its elements. So masters and states have
- * addresses until another part is used, or until zr_engine_drain. changes: the part is written back then, by
- * zr_part_leave. Both block. */
+/* Between steps: zr_part_use opens the part of element `first`, and cuts *n to its elements. Masters and
+ * states then have addresses until another part is used, or until zr_engine_drain. If `changes` is set,
+ * zr_part_leave writes the part back at that moment. Both block. */
 int zr_part_use(struct zr_engine *e, const struct zr_flat *f, int64_t first, bool changes, int64_t *n);
 int zr_part_leave(struct zr_engine *e);
 
 /* Finds the next part of a unit, from part *k of flat number *flat of the unit on. */
 bool zr_next_part(const struct zr_engine *e, int32_t unit, int32_t *flat, int64_t *k,
                   struct zr_state_part *part);
-/* In a job: request a part, or the first part of a unit, which is updated next. unit -1: none is. */
+/* In a job: request a part, or the first part of the unit that is updated next. unit -1: none is. */
 int zr_part_read_ahead(struct zr_engine *e, const struct zr_state_part *part);
 int zr_parts_read_ahead(struct zr_engine *e, int32_t unit);
 /* Begin and end the update of a part, in order. Between them it is open. zr_part_begin requests it unless it

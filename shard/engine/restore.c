@@ -64,42 +64,27 @@ static int gather_residents(struct zr_engine *e)
     return err;
 }
 
-/* A value of a flat that every rank keeps whole: masters, a state, or the scales of a state. */
-struct kept_value {
-    const struct zr_flat *flat;
-    int kind;
-    bool scales;
-    /* Bytes of each `per` elements. */
-    int64_t size, per;
-};
-
-static char *value_at(const struct zr_engine *e, const struct kept_value *v, int64_t first)
-{
-    if (v->scales)
-        return (char *)zr_engine_scales_at(e, v->flat, v->kind, first);
-    return v->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, v->flat, first)
-                                      : zr_engine_state_at(e, v->flat, v->kind, first);
-}
-
-/* Stage 0: sends every rank's part of a value to all ranks, through the staging of zero_read. All ranks have
- * the same parts of the file of states, if there is one. */
-static int spread(struct zr_engine *e, const struct kept_value *v)
+/* Stage 0: sends every rank's part of a value to all ranks, which keep all of it, through the staging of
+ * zero_read. kind: ZR_VALUE_MASTER, a state, or ZR_SCALE of a state. All ranks have the same parts of the
+ * file of states, if there is one. */
+static int spread(struct zr_engine *e, const struct zr_flat *f, int kind)
 {
     const struct zr_device_ops *d = e->dev->ops;
-    struct zr_tag tag = restore_tag(e, v->flat->unit);
+    const int64_t size = zr_plan_saved_size(f, kind), per = kind < ZR_SCALE(0) ? 1 : ZR_Q8_BLOCK;
+    struct zr_tag tag = restore_tag(e, f->unit);
     char *staging = zr_values_staging(e);
     for (int r = 0; r < e->dp; r++) {
-        int64_t first, left = zr_flat_owned(v->flat, r, &first);
+        int64_t first, left = zr_flat_owned(f, r, &first);
         for (int64_t n; left > 0; first += n, left -= n) {
-            n = zr_min(left, e->plan->values_bytes / v->size * v->per);
-            ZR_TRY(zr_part_use(e, v->flat, first, r != e->dp_rank, &n));
-            int64_t bytes = (n + v->per - 1) / v->per * v->size;
+            n = zr_min(left, e->plan->values_bytes / size * per);
+            ZR_TRY(zr_part_use(e, f, first, r != e->dp_rank, &n));
+            int64_t bytes = (n + per - 1) / per * size;
             ZR_TRY(zr_roles_make_room(e));
             if (r == e->dp_rank)
-                ZR_TRY(d->copy(e->reduce_stream, staging, value_at(e, v, first), bytes));
+                ZR_TRY(d->copy(e->reduce_stream, staging, zr_engine_value_at(e, f, kind, first), bytes));
             ZR_TRY(zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, bytes, r, &tag));
             if (r != e->dp_rank)
-                ZR_TRY(d->copy(e->reduce_stream, value_at(e, v, first), staging, bytes));
+                ZR_TRY(d->copy(e->reduce_stream, zr_engine_value_at(e, f, kind, first), staging, bytes));
         }
     }
     return 0;
@@ -111,11 +96,11 @@ static int spread_state(struct zr_engine *e, const struct zr_flat *f)
     if (!f->trainable)
         return 0;
     if (zr_plan_master_size(f)) /* otherwise the weights are the masters, and were gathered */
-        err = spread(e, &(struct kept_value){f, ZR_VALUE_MASTER, false, zr_plan_master_size(f), 1});
+        err = spread(e, f, ZR_VALUE_MASTER);
     for (int i = 0; !err && i < f->n_states; i++) {
-        err = spread(e, &(struct kept_value){f, i, false, zr_plan_state_size(f), 1});
+        err = spread(e, f, i);
         if (!err && f->moments == ZERO_MOMENTS_Q8)
-            err = spread(e, &(struct kept_value){f, i, true, sizeof(uint16_t), ZR_Q8_BLOCK});
+            err = spread(e, f, ZR_SCALE(i));
     }
     return err;
 }

@@ -85,26 +85,15 @@ static void fill_run(struct zr_engine *e, struct zr_run *run, enum zr_level leve
         zr_plan_snapshot_bytes(f, run->kind, level == ZR_LEVEL_FINE ? f->fine_elems : f->inner_elems);
 }
 
-/* Returns the address of the run's first value in memory. */
-static char *run_at(const struct zr_engine *e, const struct zr_run *run)
-{
-    int64_t elem = run->first * run->per;
-    if (run->kind >= ZR_SCALE(0))
-        return (char *)zr_engine_scales_at(e, run->flat, run->kind - ZR_SCALE(0), elem);
-    return run->kind == ZR_VALUE_PARAM    ? zr_engine_param_at(e, run->flat, elem)
-           : run->kind == ZR_VALUE_MASTER ? zr_engine_master_at(e, run->flat, elem)
-                                          : zr_engine_state_at(e, run->flat, run->kind, elem);
-}
-
-/* Fills in where the run is, and calls fn. What is in the file of states goes there part by part. Snapshots
- * have nothing of it. */
+/* Fills in where the run is, and calls fn. A run in the file of states is given part by part. Snapshots do
+ * not contain it. */
 static int give_run(struct zr_engine *e, struct zr_run *run, int (*fn)(void *arg, const struct zr_run *run),
                     void *arg)
 {
     int64_t end = run->first + run->n;
     int err = 0;
     if (!zr_part_has(e, run->flat, run->kind)) {
-        run->at = run_at(e, run);
+        run->at = zr_engine_value_at(e, run->flat, run->kind, run->first * run->per);
         return fn(arg, run);
     }
     run->snapshot_bytes = 0;

@@ -76,11 +76,6 @@ char *zr_part_at(const struct zr_engine *e, const struct zr_flat *f, int kind, i
     return parts->at + place_in_part(part, kind, first);
 }
 
-uint16_t *zr_part_scales_at(const struct zr_engine *e, const struct zr_flat *f, int state, int64_t first)
-{
-    return (uint16_t *)zr_part_at(e, f, ZR_SCALE(state), first);
-}
-
 /* Finds the part of the element. Returns false if the flat has nothing in the file. */
 static bool part_with(const struct zr_engine *e, const struct zr_flat *f, int64_t first,
                       struct zr_state_part *part)
