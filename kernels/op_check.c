@@ -185,8 +185,7 @@ int64_t zr_coding_bytes(enum zr_coding coding)
 
 int64_t zr_coding_bytes_beside(enum zr_coding coding, int64_t n)
 {
-    const int64_t n_blocks = (n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK;
-    return coding == ZR_CODING_WEIGHT ? 0 : 2 * (coding == ZR_CODING_REMAINDER ? n : n_blocks);
+    return coding == ZR_CODING_WEIGHT ? 0 : 2 * (coding == ZR_CODING_REMAINDER ? n : zr_q8_blocks(n));
 }
 
 int zr_check_coded(const char *op, const struct zr_coded *c, int64_t n)

@@ -160,6 +160,12 @@ ZR_HOST_DEVICE float zr_join_master(uint16_t weight, uint16_t remainder)
 
 #define ZR_Q8_BLOCK 32
 
+/* Returns how many blocks n elements are, with a shorter one at the end. */
+ZR_HOST_DEVICE int64_t zr_q8_blocks(int64_t n)
+{
+    return (n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK;
+}
+
 ZR_HOST_DEVICE int zr_q8_levels(bool squares)
 {
     return squares ? 255 : 127;

@@ -149,7 +149,7 @@ int64_t zr_plan_state_size(const struct zr_flat *f)
 
 int64_t zr_plan_state_bytes(const struct zr_flat *f, int64_t n)
 {
-    const int64_t scales = f->moments == ZERO_MOMENTS_Q8 ? (n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK : 0;
+    const int64_t scales = f->moments == ZERO_MOMENTS_Q8 ? zr_q8_blocks(n) : 0;
     return n * zr_plan_state_size(f) + scales * (int64_t)sizeof(uint16_t);
 }
 

@@ -289,7 +289,7 @@ static int scale(struct zr_stream *s, float *x, int64_t n, const struct zr_step_
 static void touch_update(struct zr_stream *s, struct zr_line *l, const struct zr_update *u)
 {
     const int64_t bytes = u->n * (int64_t)sizeof(float);
-    const int64_t scale_bytes = (u->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK * (int64_t)sizeof *u->scale[0];
+    const int64_t scale_bytes = zr_q8_blocks(u->n) * (int64_t)sizeof *u->scale[0];
     struct zr_access used[] = {{u->scalars, sizeof *u->scalars, false},
                                {u->grad, u->n * zr_dtype_bytes(u->grad_dtype), false},
                                {u->master, bytes, true},

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_convert.c: how each value of this rank is read from a checkpoint, and the conversion of values that
- * are kept otherwise than they were saved: frozen weights that are trained now, masters in fp32 that are kept
- * as 16 more bits, and states in another precision.
+/* load_convert.c: chooses how each value of this rank is read from a checkpoint, and converts values that are
+ * kept in another form than they were saved: frozen weights that are trained now, fp32 masters that are kept
+ * as remainders, and states in another precision.
  *
  * All conversions go through fp32. The saved values are read to the end of fp32 memory, and widened in place
  * from its beginning. If the rank keeps values of 4 bytes, that is their own memory. Values are rounded to
- * nearest, and blocks of 8-bit states are those of the tensor, so all ranks of any world get the same
+ * nearest, and blocks of 8-bit states are those of the tensor. So all ranks of any world get the same
  * bits. */
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
@@ -15,8 +15,6 @@
 
 #include <stdio.h>
 #include <string.h>
-
-#define NEAREST (UINT32_C(1) << 31) /* noise that makes rounding at random round to nearest */
 
 static const struct zr_tensor *tensor_of(const struct zr_loading *l, int32_t tensor)
 {
@@ -87,8 +85,8 @@ static struct zr_load_source source_of_state(const struct zr_loading *l, const s
     return s;
 }
 
-/* Returns the other half of masters that are kept as weights and 16 more bits each, if this rank reads the
- * same range of both: without groups it does. Both are then made from one read. */
+/* For masters that are kept as weights and remainders: returns the range of the other of the two, if this
+ * rank reads the same range of both. Without groups it does. Both are then made from one read. */
 static const struct zr_extent *other_half(const struct zr_loading *l, const struct zr_extent *x)
 {
     int other = x->kind == ZR_VALUE_PARAM ? ZR_VALUE_MASTER : ZR_VALUE_PARAM;
@@ -96,7 +94,7 @@ static const struct zr_extent *other_half(const struct zr_loading *l, const stru
     return half && half->n == x->n ? half : NULL;
 }
 
-/* The source of weights or of what they lack. A remainder belongs to a weight that is rounded from the
+/* Returns the source of weights or remainders. A remainder belongs to a weight that is rounded from the
  * master, which the saved weight may not be. So both come from the master. */
 static struct zr_load_source source_of_half(const struct zr_loading *l, const struct zr_extent *x)
 {
@@ -126,6 +124,12 @@ struct zr_load_source zr_loading_source(const struct zr_loading *l, const struct
     return s;
 }
 
+int64_t zr_loading_run_scales(const struct zr_loading *l, int32_t tensor, const struct zr_saved_run *run)
+{
+    return zr_loading_saved_block(l, tensor, run->first + run->n - 1) -
+           zr_loading_saved_block(l, tensor, run->first) + 1;
+}
+
 /* Returns how many scales the runs of an extent have, which are read run by run. */
 static int64_t count_scales(const struct zr_loading *l, const struct zr_extent *x)
 {
@@ -133,8 +137,7 @@ static int64_t count_scales(const struct zr_loading *l, const struct zr_extent *
     for (int64_t at = x->first; at < x->first + x->n;) {
         struct zr_saved_run run = zr_loading_run(l, x, at);
         if (run.part >= 0)
-            n += zr_loading_saved_block(l, x->tensor, run.first + run.n - 1) -
-                 zr_loading_saved_block(l, x->tensor, run.first) + 1;
+            n += zr_loading_run_scales(l, x->tensor, &run);
         at += run.n;
     }
     return n;
@@ -189,8 +192,7 @@ static void decode(const struct zr_loading *l, const struct zr_extent *x, const 
             memset(room->wide + i, 0, (size_t)run.n * sizeof *room->wide);
         } else {
             decode_run(l, x, &run, (const uint8_t *)room->values + i, scales, room->wide + i);
-            scales += zr_loading_saved_block(l, x->tensor, run.first + run.n - 1) -
-                      zr_loading_saved_block(l, x->tensor, run.first) + 1;
+            scales += zr_loading_run_scales(l, x->tensor, &run);
         }
         at += run.n;
     }
@@ -203,7 +205,7 @@ static void encode(const struct zr_loading *l, const struct zr_extent *x, const 
     const bool squares = zr_optimizer_kind(t->optimizer)->squares == x->kind;
     const struct zr_extent *to = zr_extent_find(&l->own, x->tensor, ZR_SCALE(x->kind),
                                                 zr_block_of(t->n_elems / t->n_layers, x->first));
-    ZR_ASSERT(to && to->n == (x->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK);
+    ZR_ASSERT(to && to->n == zr_q8_blocks(x->n));
     for (int64_t i = 0; i < x->n; i += ZR_Q8_BLOCK) {
         int64_t end = zr_min(i + ZR_Q8_BLOCK, x->n);
         uint32_t largest = 0;
@@ -214,11 +216,11 @@ static void encode(const struct zr_loading *l, const struct zr_extent *x, const 
         uint16_t scale = zr_q8_scale(largest);
         memcpy(to->at + i / ZR_Q8_BLOCK * (int64_t)sizeof scale, &scale, sizeof scale);
         for (int64_t k = i; k < end; k++)
-            x->at[k] = (char)zr_q8_code(wide[k], zr_bf16_value(scale), squares, NEAREST);
+            x->at[k] = (char)zr_q8_code(wide[k], zr_bf16_value(scale), squares, ZR_NOISE_NEAREST);
     }
 }
 
-/* Writes weights that are rounded from masters, or the 16 bits that these weights lack. */
+/* Writes weights that are rounded from masters, or the remainders. */
 static void split(const struct zr_extent *x, const float *masters)
 {
     for (int64_t i = 0; i < x->n; i++) {
@@ -280,7 +282,7 @@ static bool has_other_moments(const struct zr_manifest_tensor *was, const struct
     return t->n_states && !same_moments(was, t);
 }
 
-/* Prints how many tensors are kept otherwise than they were saved, and the first one's name; "" if none
+/* Prints how many tensors are kept in another form than they were saved, and the first one's name; "" if none
  * is. */
 static void print_other(const struct zr_loading *l,
                         bool (*is_other)(const struct zr_manifest_tensor *was, const struct zr_tensor *t),

@@ -40,7 +40,7 @@ struct zr_loading {
     /* The file of states that values are read to. It replaces the context's if the load succeeds. NULL:
      * states are in memory. */
     struct zr_state_file *states;
-    /* Memory for values that are converted. */
+    /* fp32 memory for values that are converted, and their scales (zr_loading_room). */
     char *wide;
     struct zr_loaded_checkpoint *loaded;
 };
@@ -65,7 +65,7 @@ struct zr_saved_run {
  * extent. */
 struct zr_saved_run zr_loading_run(const struct zr_loading *l, const struct zr_extent *x, int64_t at);
 
-/* ---- load_convert.c: values that are kept otherwise than they were saved ---- */
+/* ---- load_convert.c: values that are kept in another form than they were saved ---- */
 
 /* How an extent of this rank is read. */
 struct zr_load_source {
@@ -81,7 +81,7 @@ struct zr_load_source {
     /* The saved values, and their bytes. */
     int kind;
     int64_t size;
-    /* They are converted with scales. */
+    /* Scales are needed to convert them. */
     bool has_scales;
 };
 
@@ -89,11 +89,14 @@ struct zr_load_source {
 bool zr_loading_is_saved(const struct zr_loading *l, int32_t tensor, int kind);
 /* Returns how many values of this kind a part has in the checkpoint. */
 int64_t zr_loading_saved_values(const struct zr_loading *l, int32_t tensor, int32_t part, int kind);
-/* Returns the block that an element of a part is in, if its states were saved in 8 bits. */
+/* For states that were saved in 8 bits: the block that an element of a part is in, and the number of blocks
+ * that a run has elements of. */
 int64_t zr_loading_saved_block(const struct zr_loading *l, int32_t tensor, int64_t element);
+int64_t zr_loading_run_scales(const struct zr_loading *l, int32_t tensor, const struct zr_saved_run *run);
+/* Chooses how an extent is read. */
 struct zr_load_source zr_loading_source(const struct zr_loading *l, const struct zr_extent *x);
 
-/* Where a converted extent's saved values are read to. */
+/* Memory for the saved values of an extent that is converted. */
 struct zr_load_room {
     char *values;
     /* The scales of all runs end to end, if there are any. */
@@ -105,9 +108,9 @@ struct zr_load_room {
  * Call it for all converted extents in order. Before l->wide is allocated, it only counts. */
 struct zr_load_room zr_loading_room(const struct zr_loading *l, const struct zr_extent *x,
                                     const struct zr_load_source *s, int64_t *used);
-/* Converts what was read. */
+/* Converts all extents that need it. Call it once everything is read. */
 void zr_loading_convert(const struct zr_loading *l);
-/* Reports on rank 0 what was converted, and another seed. */
+/* Logs what was converted, and whether the seed is another one. Call it on rank 0. */
 void zr_loading_report_precision(const struct zr_loading *l);
 
 #endif

@@ -414,12 +414,12 @@ struct zr_saved_run zr_loading_run(const struct zr_loading *l, const struct zr_e
     return out;
 }
 
-/* Requests the scales of the blocks that a run of states has elements of, and moves *dst past them. */
+/* Requests the scales of a run of states, and moves *dst past them. */
 static void meet_scales(const struct meeting *m, const struct zr_extent *x, const struct zr_saved_run *run,
                         uint16_t **dst)
 {
     int64_t first = zr_loading_saved_block(m->l, x->tensor, run->first);
-    int64_t n = zr_loading_saved_block(m->l, x->tensor, run->first + run->n - 1) - first + 1;
+    int64_t n = zr_loading_run_scales(m->l, x->tensor, run);
     meet_ranges(m, x->tensor, ZR_SCALE(x->kind), run->part, first, n, sizeof **dst, (char *)*dst);
     *dst += m->requests ? n : 0;
 }

@@ -27,8 +27,7 @@ const char *zr_kind_dtype(const struct zr_tensor *t, enum zero_moments moments, 
 
 int64_t zr_block_of(int64_t layer_elems, int64_t element)
 {
-    int64_t blocks = (layer_elems + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK;
-    return element / layer_elems * blocks + element % layer_elems / ZR_Q8_BLOCK;
+    return element / layer_elems * zr_q8_blocks(layer_elems) + element % layer_elems / ZR_Q8_BLOCK;
 }
 
 void zr_kind_print(int kind, char text[ZR_KIND_CHARS])

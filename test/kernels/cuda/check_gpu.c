@@ -170,7 +170,7 @@ static void gpu_update(const struct zr_update *u)
             on_device.state[i] = place_out(u->state[i], u->n * zr_moments_bytes(u->moments));
     for (int i = 0; i < 2; i++)
         if (u->scale[i])
-            on_device.scale[i] = place_out(u->scale[i], (u->n + ZR_Q8_BLOCK - 1) / ZR_Q8_BLOCK * 2);
+            on_device.scale[i] = place_out(u->scale[i], zr_q8_blocks(u->n) * 2);
     must(dev->ops->update(s, &on_device));
     finish("update");
 }
