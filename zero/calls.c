@@ -210,8 +210,8 @@ static int check_blocks(const struct zero_ctx *z, const struct zr_tensor *t, int
         return 0;
     return zr_fail(
         ZERO_ERR_ARG,
-        "zero_write: first is %lld, n is %lld; allowed for states of tensor %s, which are q8: blocks "
-        "of %d elements, counted from the first of a layer, whose last block may be shorter",
+        "zero_write: first is %lld, n is %lld; allowed for states of tensor %s, whose moments are q8: whole "
+        "blocks of %d elements, counted from the first of a layer, whose last block may be shorter",
         (long long)first, (long long)n, t->name, ZR_Q8_BLOCK);
 }
 

@@ -393,8 +393,8 @@ void zr_save_notice(struct zero_ctx *z);
 
 /* ---- memory.c ---- */
 
-/* state_file.c. Opens the file of masters and states, if cfg.memory.states says so, and returns what the
- * engine reads and writes it with. Local. zr_states_close takes NULL. */
+/* state_file.c. Open the file of masters and states, if cfg.memory.states is file; return the functions with
+ * which the engine reads and writes it; close it. Local. zr_states_close takes NULL. */
 int zr_states_open(struct zero_ctx *z);
 struct zr_state_io zr_states_io(struct zero_ctx *z);
 void zr_states_close(struct zr_state_file *states);

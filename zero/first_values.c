@@ -25,7 +25,8 @@ static int find_in_range(struct zr_source *s, const struct zr_extent *x, int64_t
     return err;
 }
 
-/* Logs the first NaN or infinity among parameters and masters. Masters in a file were made of parameters. */
+/* Logs the first NaN or infinity among parameters and masters. Skips masters in a file, because they were
+ * made from the parameters. */
 static int report_first(struct zero_ctx *z, struct zr_source *s, char *buffer, int64_t buffer_bytes)
 {
     int64_t found = -1;

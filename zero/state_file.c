@@ -61,7 +61,7 @@ static int write_zeros(void *arg, int64_t i, char *buffer)
     return zr_block_write(&f->file, buffer, n, done);
 }
 
-/* Writes zeros if the file system could not reserve the space, which is seen from the file's length. */
+/* Writes zeros if the file system could not reserve the space. The file is then shorter than it should be. */
 static int reserve(struct zr_state_file *f)
 {
     int64_t length;
@@ -122,13 +122,13 @@ void zr_state_file_close(struct zr_state_file *f)
     if (f->map)
         f->file.fs->unmap(f->file.fs->arg, f->map, f->bytes);
     if (f->file.fs)
-        zr_block_file_close(&f->file); /* nothing of it is kept */
+        zr_block_file_close(&f->file); /* nobody needs its contents any more */
     *f = (struct zr_state_file){0};
 }
 
-/* ---- of a context ---- */
+/* ---- the file of a context ---- */
 
-/* z->states changes with a load. */
+/* Look at z->states in each call, because a load replaces it. */
 static int read_states(void *arg, void *buf, int64_t n, int64_t at)
 {
     return zr_state_file_read(((struct zero_ctx *)arg)->states, buf, n, at);
@@ -146,8 +146,8 @@ struct zr_state_io zr_states_io(struct zero_ctx *z)
 
 int zr_states_open(struct zero_ctx *z)
 {
-    const char *said = getenv("ZERO_STATES_DIR"),
-               *dir = said && *said ? said : z->config.user.memory.states_dir;
+    const char *variable = getenv("ZERO_STATES_DIR"),
+               *dir = variable && *variable ? variable : z->config.user.memory.states_dir;
     if (!z->plan->file_bytes)
         return 0;
     if (!dir || !*dir)

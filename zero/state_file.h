@@ -13,13 +13,13 @@ struct zr_state_file {
     int64_t bytes;
     int rank;
     char folder[ZR_PATH_BYTES], path[ZR_PATH_BYTES];
-    /* The bytes of the file, while it is mapped; otherwise NULL. */
+    /* The contents of the file, while it is mapped; otherwise NULL. */
     char *map;
 };
 
-/* Makes a file of zeros in an existing folder. rank: for the name that the file has for a moment. *f must
- * stay where it is until it is closed. ZERO_ERR_IO names the folder and the bytes. The caller closes *f, even
- * after a failure. */
+/* Makes a file of zeros in an existing folder. rank is part of the name that the file has for a moment. *f
+ * must stay where it is until it is closed. ZERO_ERR_IO names the folder and the bytes. The caller closes *f,
+ * even after a failure. */
 int zr_state_file_open(const struct zr_files *fs, const char *folder, int rank, int64_t bytes,
                        struct zr_state_file *f);
 /* Makes another file of the same size in the same folder. */
@@ -28,8 +28,8 @@ int zr_state_file_open_like(const struct zr_state_file *model, struct zr_state_f
 int zr_state_file_read(struct zr_state_file *f, void *buf, int64_t n, int64_t at);
 int zr_state_file_write(struct zr_state_file *f, const void *buf, int64_t n, int64_t at);
 /* Map the file for a save or a load, during which nothing else may use it. zr_state_file_unmap ends that, and
- * writes to the disk what was changed. It does nothing if the file is not mapped. A failing disk is SIGBUS
- * for who reads the map. */
+ * writes to the disk what was changed. It does nothing if the file is not mapped. If the disk fails, an
+ * access to the map raises SIGBUS. */
 int zr_state_file_map(struct zr_state_file *f);
 int zr_state_file_unmap(struct zr_state_file *f);
 /* Frees the space on the disk. Does nothing to a zeroed *f. */

@@ -177,8 +177,7 @@ static void report_states(const struct zero_ctx *z)
         zr_info(log, "masters and states are in a file in %s: %lld bytes per rank", z->states->folder,
                 (long long)p->file_bytes);
     else if (z->device->ops->compute_on_caller)
-        zr_info(log, "states is host, but the device is the host: masters and states are where they always "
-                     "are");
+        zr_info(log, "states is host, which has no effect: the device is the host");
     else
         zr_info(log, "masters and states are in host memory: %lld bytes per rank",
                 (long long)(p->bytes[ZR_MEM_MASTER] + p->bytes[ZR_MEM_MOMENTS]));

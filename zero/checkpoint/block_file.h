@@ -23,8 +23,8 @@ struct zr_block_file {
 
 /* Makes a new file for `bytes` bytes, and reserves its space if the file system can. ZERO_ERR_IO. */
 int zr_block_file_create(const struct zr_files *fs, const char *path, int64_t bytes, struct zr_block_file *f);
-/* The same for a file to write and read, whose name is removed at once. Its memory on the disk is free again
- * when it is closed or the process ends. path is for messages then. */
+/* Makes such a file for writing and reading, and removes its name at once. Its space on the disk is freed
+ * when it is closed or the process ends. path then only serves messages. */
 int zr_block_file_create_unnamed(const struct zr_files *fs, const char *path, int64_t bytes,
                                  struct zr_block_file *f);
 /* Opens a file for reading. bytes: the most that will be read. */

@@ -40,8 +40,8 @@ struct zr_files {
      * never can. */
     int (*allocate)(void *arg, int fd, int64_t bytes);
 
-    /* Maps the first `bytes` bytes of a file that was opened for reading and writing. NULL: it cannot be
-     * done. */
+    /* Maps the first `bytes` bytes of a file that was opened for reading and writing. NULL: files cannot be
+     * mapped. */
     int (*map)(void *arg, int fd, int64_t bytes, void **out);
     int (*unmap)(void *arg, void *at, int64_t bytes);
 

@@ -14,7 +14,7 @@
 
 #define ANY_FORMAT    "libzero checkpoint " /* followed by its number */
 #define FORMAT        ANY_FORMAT "1"
-#define FORMAT_2      ANY_FORMAT "2" /* with one of the members that fp32 states do not have */
+#define FORMAT_2      ANY_FORMAT "2" /* if steps round at random */
 #define TRAILER       ",\"checksum\":\""
 #define TRAILER_BYTES ((int64_t)(sizeof TRAILER - 1 + ZR_SUM_CHARS - 1 + 3)) /* and "}\n */
 
@@ -53,7 +53,7 @@ static json_t *print_updates(const struct zr_manifest_tensor *t)
     return list;
 }
 
-/* Names of what is not saved as fp32. NULL: it is. */
+/* Names of forms that are not saved as fp32. NULL: saved as fp32. */
 static const char *const masters_names[] = {[ZERO_MASTERS_NONE] = "none"};
 static const char *const moments_names[] = {
     [ZERO_MOMENTS_F32] = NULL, [ZERO_MOMENTS_BF16] = "bf16", [ZERO_MOMENTS_Q8] = "q8"};
@@ -283,7 +283,7 @@ static int get_optimizer(const char *file, const json_t *o, struct zr_manifest_t
     return get_int32(file, o, "states", 0, 4, &t->n_states);
 }
 
-/* Reads which of the names is there. 0: there is no such member. */
+/* Reads a member that has one of the names, and gives the name's index. Without the member it gives 0. */
 static int get_choice(const char *file, const json_t *o, const char *key, const char *const *names, int n,
                       int *out)
 {
@@ -298,7 +298,7 @@ static int get_choice(const char *file, const json_t *o, const char *key, const 
     return bad(file, key, "is not a way to keep masters or moments that this library knows");
 }
 
-/* Elements that follow each other in a part and in the whole must be whole blocks of 8-bit states. */
+/* Whether elements that follow each other in a part and in the whole are whole blocks of 8-bit states. */
 static bool cut_fits_blocks(const struct zr_manifest_tensor *t)
 {
     int64_t run = t->rows / t->blocks;

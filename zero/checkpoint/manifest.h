@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* manifest.h: the file that makes a folder a checkpoint. It says what was saved, and has the sizes and
- * checksums of all other files in the folder. Its format is 2 if something is rounded at random or not saved
- * in fp32, and 1 otherwise, so that older libraries read what they can.
+ * checksums of all other files in the folder. Its format is 2 if steps round masters, moments or sums at
+ * random, and 1 otherwise, so that older libraries read what they can.
  *
  * It is a line of JSON whose last member is the checksum of all bytes before it. A second file (name +
  * ZR_BLOCKS_SUFFIX) of each data file holds the checksums of its blocks. The manifest holds the checksum of
@@ -68,7 +68,7 @@ struct zr_manifest {
     int64_t n_skipped;
     /* Micro-batches of all ranks, in all steps. */
     int64_t n_micro;
-    /* Seed of what is rounded at random, if anything is. */
+    /* Seed of rounding at random; seeded: steps round at random. */
     int64_t seed;
     bool seeded;
 

@@ -61,11 +61,11 @@ int zr_extents_of(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_
 /* Lists the ranges that this rank reads; see zr_engine_runs_to_load. */
 int zr_extents_to_load(struct zero_ctx *z, char *base, int64_t buffers_at, struct zr_extents *out);
 
-/* Returns safetensors' name of the dtype of this kind of values, if states are kept so. */
+/* Returns safetensors' name for the dtype of this kind of values. moments: the form of the states. */
 const char *zr_kind_dtype(const struct zr_tensor *t, enum zero_moments moments, int kind);
 /* Returns the block of 8-bit states that an element is in. Each layer has layer_elems elements. */
 int64_t zr_block_of(int64_t layer_elems, int64_t element);
-/* Finds the range of a kind that begins with `first`, as all ranges are cut alike. */
+/* Returns the range of a kind that begins at `first`, or NULL. */
 const struct zr_extent *zr_extent_find(const struct zr_extents *x, int32_t tensor, int kind, int64_t first);
 #define ZR_KIND_CHARS 16
 void zr_kind_print(int kind, char text[ZR_KIND_CHARS]);

@@ -92,7 +92,7 @@ static int for_ranges(struct reading *r, int64_t from, int64_t n,
     return err;
 }
 
-/* Returns the masters that n bytes are of, after skip bytes of others, and the first one. */
+/* Returns how many masters have bytes among n bytes that follow skip bytes. *first: the first of them. */
 static int64_t masters_in(int64_t skip, int64_t n, int64_t *first)
 {
     const int64_t size = sizeof(float);
@@ -100,7 +100,7 @@ static int64_t masters_in(int64_t skip, int64_t n, int64_t *first)
     return (skip + n + size - 1) / size - *first;
 }
 
-/* Copies to staging on the stream. Weights come first, and then the bits that they lack. */
+/* Copies to staging on the stream. Weights come first, and then their remainders. */
 static int stage_range(struct reading *r, const struct zr_extent *x, int64_t skip, int64_t n)
 {
     const struct zr_device_ops *d = r->s->dev->ops;

@@ -42,13 +42,13 @@ static int damaged(const struct zr_shard *s, int64_t from, int64_t n)
 struct fetching {
     struct zr_shard *s;
     const struct zr_request *requests; /* sorted by offset */
-    int64_t *ends;                     /* of each request, or of an earlier one that ends later */
+    int64_t *ends;                     /* (n) greatest end of the requests up to this one */
     int64_t n;
     int64_t *blocks; /* indices of the blocks to read */
     int64_t n_blocks;
 };
 
-/* Returns the first request that ends after `from`. Later ones may end before. */
+/* Returns the first request that ends after `from`. Some later ones may end earlier. */
 static int64_t find_request(const struct fetching *f, int64_t from)
 {
     int64_t lo = 0, hi = f->n;
