@@ -17,15 +17,15 @@
 
 /* --- noise --- */
 
-/* What is rounded. Each kind has its own noise. */
+/* Kinds of values that are rounded at random. Each has its own noise. */
 enum zr_noise_kind { ZR_NOISE_WEIGHT, ZR_NOISE_STATE_0, ZR_NOISE_STATE_1, ZR_NOISE_SUM };
 
 /* The noise of n elements that lie one after the other in an array. Element i of the array has the number
  *
  *     first + i + (at + i) / run * skip
  *
- * in the whole tensor: a rank has run elements, and the next skip elements belong to others. at is the
- * position in the run of element 0. run 0: the elements are adjacent in the tensor, too. */
+ * in the whole tensor. A rank has run elements there, the next skip elements belong to others, and so on. at
+ * is the position of element 0 in its run. With run 0 the elements are adjacent in the tensor, too. */
 struct zr_rounding {
     uint32_t key[2];
     int64_t first, at, run, skip;

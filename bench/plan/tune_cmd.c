@@ -104,11 +104,10 @@ static const struct option_table table = {
         "zero-bench tune): then the first three kinds train for ten steps each, in two rounds, and one "
         "further down "
         "wins if its upper quartile is below the other's lower quartile: whatever overlaps is noise, and "
-        "leaves the order as it is. With --masters, --moments, --grad-sum or --states any, precisions are "
+        "leaves the order as it is. If --masters, --moments, --grad-sum or --states is any, precisions are "
         "tried in this order until a candidate fits: exact ones (f32 and remainder), states in host memory, "
         "and then inexact ones, which end in other bits: gradient sums in bf16, moments in bf16, moments in "
-        "8 "
-        "bits, no masters.",
+        "8 bits, no masters.",
     .read_word = option_refuse_word,
     .finish = finish,
     OPTIONS_WITH_MODEL(struct tune_options, plan.model),

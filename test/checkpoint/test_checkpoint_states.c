@@ -2,10 +2,10 @@
 /* test_checkpoint_states.c: tests checkpoints of masters and moments that take fewer bytes than fp32, on
  * meshes of data, tensor and pipeline parallelism.
  *
- * A run that is saved on one mesh and loaded on another goes on with the bits of a run that was not
- * interrupted, for each choice of masters and moments. One of its steps is skipped. A remainder is saved as
- * the bytes of fp32 masters. What is kept otherwise than it was saved is converted, equally on all meshes.
- * Damaged scales and manifests that do not match the files are refused, and change nothing. */
+ * For each choice of masters and moments, a run that is saved on one mesh and loaded on another goes on with
+ * the bits of an uninterrupted run. One of its steps is skipped. A remainder is saved as the bytes of fp32
+ * masters. Values that are kept in another form are converted, with the same bits on all meshes. Damaged
+ * scales and manifests that do not match the files are refused, and change nothing. */
 #include "test/checkpoint/memory_files.h"
 #include "test/cmocka.h"
 #include "test/stand_in/half.h"

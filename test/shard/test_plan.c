@@ -453,7 +453,7 @@ static void check_states(const struct zr_plan *p, int64_t copies)
     }
 }
 
-/* Adds the region of n elements, each 32 of which have so many bytes. */
+/* Adds the region of n elements. bytes: of a block of 32 elements. */
 static void put_region(struct intervals *x, int64_t at, int64_t n, int64_t bytes)
 {
     CHECK(at >= 0 && at % ZR_PIECE_ALIGN == 0, "%lld", (long long)at);

@@ -42,7 +42,7 @@ void pp_set_layers(int n);
 /* If set, step 1 runs no backward for wpe, which is in the first pipeline stage, and for the last layer. */
 extern bool pp_leaves_out;
 
-/* If not negative, gradients of this step are not finite, so it is skipped. */
+/* Gradients of this step are not finite, so the library skips it. Negative: no step is skipped. */
 extern int pp_skipped_step;
 
 /* v: pipeline stages per rank; 0: one. stage: the ZeRO stage; above 3: a hybrid. If pp is 1 and v is above 1,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* load_convert.c: chooses how each value of this rank is read from a checkpoint, and converts values that are
+/* load_convert.c: chooses how each value of this rank is read from a checkpoint. It converts values that are
  * kept in another form than they were saved: frozen weights that are trained now, fp32 masters that are kept
  * as remainders, and states in another precision.
  *

@@ -38,7 +38,7 @@ struct zr_manifest_tensor {
     /* How masters and states are saved. masters is NONE or F32, because a remainder is saved as a master. */
     enum zero_masters masters;
     enum zero_moments moments;
-    /* Q8: each layer has blocks of its own. Otherwise false. */
+    /* With Q8: each layer begins a block. Otherwise false. */
     bool stacked;
     /* How the tensor is cut over tp: number of parts, dimension, blocks, and rows of a part along the
      * dimension. shape is that of the whole tensor. All 0: the tensor is not cut. */
