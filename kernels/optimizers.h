@@ -27,7 +27,7 @@ struct zr_optimizer_kind {
     const char *name;
     /* publication or program that defines it */
     const char *source;
-    /* fp32 arrays per weight */
+    /* states per weight */
     int n_states;
     /* Number of the state that is a mean of squared gradients, so a gradient element above 1.8e19 makes it
      * infinite. -1: none is. */

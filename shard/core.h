@@ -15,9 +15,9 @@
  *
  * Gradients. A gradient has separate memory (grad_home) or a slot. It has separate memory at stages 0 and 1,
  * with grad_in_place, if it is itself the sum, and in units that ask to be resident. At stage 2 the gradients
- * of other units use slots, although their parameters are resident. A gradient is reduced into an fp32 shard.
- * The contributions of a step are added like a binary counter, as far as `n_sums` allows. So the sum over
- * global micro-batch numbers is one fixed binary tree at every power-of-two world. At stages 0 and 1 the
+ * of other units use slots, although their parameters are resident. A gradient is reduced into a shard of
+ * sums. The contributions of a step are added like a binary counter, as far as `n_sums` allows. So the sum
+ * over global micro-batch numbers is one fixed binary tree at every power-of-two world. At stages 0 and 1 the
  * gradient is the model's own buffer, which the model may zero between micro-batches. Therefore it is
  * returned at the end of its micro-batch, once no reduction reads it any more. A gradient that is summed in
  * place is itself the sum. It is returned when the step has used it, and takes one contribution a step.

@@ -391,7 +391,8 @@ uint64_t zr_tensor_hash(const struct zr_tensor *t, uint64_t seed)
                    t->overwrite, t->resident, t->pointer_per_begin, t->optimizer, t->n_states,     t->group,
                    t->no_decay,  t->buffer};
     const int64_t cut[] = {t->cut_dim, t->cut_blocks, t->cut_size, -1};
-    /* A remainder computes and saves what fp32 masters do. Ranks compare the choice itself. */
+    /* The hash does not tell remainders from fp32 masters, because results and checkpoints are the same.
+     * Ranks compare the choice by itself. */
     const bool no_masters = t->masters == ZERO_MASTERS_NONE;
     const int64_t precision[] = {no_masters ? ZERO_MASTERS_NONE : ZERO_MASTERS_F32, t->moments, t->sum_dtype};
     const int64_t tie[] = {t->tie, t->tied_grad != NULL};

@@ -52,7 +52,7 @@ struct zr_tensor {
     int32_t unit;
     /* Pipeline stage on this rank. All tensors of a unit have the same. */
     int32_t pp_stage;
-    /* Parameter group in the options; its optimizer, and the number of fp32 states that it keeps per
+    /* Parameter group in the options; its optimizer, and the number of states that it keeps per
      * weight. */
     int32_t group;
     enum zero_optimizer optimizer;

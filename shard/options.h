@@ -10,7 +10,7 @@
 #include "kernels/device.h"
 #include "kernels/phase.h"
 
-#define ZR_MAX_STATES 4   /* most fp32 arrays, each the size of the weights, that an optimizer keeps */
+#define ZR_MAX_STATES 4   /* most states per weight that an optimizer keeps */
 #define ZR_MAX_OPTIMS 256 /* most parameter groups */
 
 /* Kind of value in checkpoints: the scales of state i, if it has 8-bit codes. ZR_N_KINDS ends all kinds. */
@@ -26,10 +26,10 @@ enum { ZR_ENDS_ACTION = 2 };
 struct zr_optim {
     /* ZR_OPTIMIZER_NONE: the user's update callback. */
     enum zero_optimizer optimizer;
-    /* fp32 arrays kept per weight, 0 to 4. */
+    /* States per weight, 0 to 4. */
     int32_t n_states;
     float lr_scale, beta1, beta2, eps, weight_decay;
-    /* How masters of bf16 weights and the states are kept. */
+    /* The form of masters of bf16 weights, and of states. */
     enum zero_masters masters;
     enum zero_moments moments;
 };

@@ -90,7 +90,7 @@ struct zero_call {
     uint8_t is_end;
 };
 
-/* Optimizers. X(name, value, key, source; defaults of beta1, beta2 and eps; fp32 states per weight). Weight
+/* Optimizers. X(name, value, key, source; defaults of beta1, beta2 and eps; states per weight). Weight
  * decay is added to the gradient unless it is decoupled. */
 #define ZERO_OPTIMIZER_MAP(X)                                                                                \
     X(ADAMW, 1, adamw, "arXiv:1711.05101, decoupled decay; 0.9, 0.999, 1e-8; 2 states")                      \
