@@ -174,7 +174,7 @@ struct zr_layout {
     int32_t *layer_base;
 
     int64_t in_place_param_bytes, in_place_grad_bytes;
-    /* fp32 elements of one array with the fine slices of all trainable flats. */
+    /* Elements of the fine slices of all trainable flats. */
     int64_t state_elems;
     /* Elements of the model, without buffers. */
     int64_t n_params;
