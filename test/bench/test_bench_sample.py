@@ -37,7 +37,7 @@ class Sample(unittest.TestCase):
         cls.weights = {}
         for dtype in 'f32', 'bf16':
             saved, exported = (os.path.join(folder.name, f'{what}-{dtype}') for what in ('saved', 'exported'))
-            train(2, *MODEL, f'--dtype={dtype}', '--data', cls.text, '--steps=120', '--lr=0.01', '--stage=2', f'--save={saved}', f'--export={exported}')
+            train(2, *MODEL, f'--dtype={dtype}', '--data', cls.text, '--steps=200', '--lr=0.01', '--stage=2', f'--save={saved}', f'--export={exported}')
             cls.weights[dtype] = [[f'--dtype={dtype}', f'--load={saved}'], [f'--dtype={dtype}', f'--import={exported}']]
 
     def ids(self, world, *args):
