@@ -92,9 +92,9 @@ static int spread(struct zr_engine *e, const struct kept_value *v)
         int64_t first, left = zr_flat_owned(v->flat, r, &first);
         for (int64_t n; left > 0; first += n, left -= n) {
             n = zr_min(left, e->plan->values_bytes / v->size * v->per);
+            ZR_TRY(zr_roles_make_room(e)); /* may drain, after which no part is open */
             ZR_TRY(zr_part_use(e, v->flat, first, r != e->dp_rank, &n));
             int64_t bytes = (n + v->per - 1) / v->per * v->size;
-            ZR_TRY(zr_roles_make_room(e));
             if (r == e->dp_rank)
                 ZR_TRY(d->copy(e->reduce_stream, staging, value_at(e, v, first), bytes));
             ZR_TRY(zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, bytes, r, &tag));
