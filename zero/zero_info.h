@@ -14,7 +14,8 @@ extern "C" {
  *   grad_slots                  gradients as backward writes them
  *   grad_shards, grad_sums      reduced gradients, and further sums of them
  *   grad_gathered               one unit's reduced gradient
- *   master, moments             fp32 copies of weights that are not f32; optimizer state
+ *   master, moments             masters of weights that are not f32; optimizer state
+ *   state_buffers               two parts of the file of both, with cfg.memory.states file
  *   snapshot                    the copy that cfg.checkpoint.save_async writes
  *   comm, exchange              buffers of communicators; small values, and rounding to pages */
 #define ZERO_MEM_MAP(X)                                                                                      \
