@@ -140,7 +140,8 @@ enum zero_states {
 
 typedef struct CUstream_st *zero_stream;
 
-/* A range of elements for optim.update (optimizers.md). Arrays have n fp32 elements in device memory. */
+/* A range of elements for optim.update (optimizers.md). Arrays have n fp32 elements in device memory. With
+ * cfg.memory.states host or file, masters of bf16 weights and states are in pinned host memory. */
 struct zero_update {
     const char *tensor;
     /* Index in the table of zero_wrap. */

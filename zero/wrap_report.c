@@ -127,6 +127,16 @@ static void warn_without_bf16(const struct zero_ctx *z, int32_t g, const char *f
                 value);
 }
 
+/* Warns about moments of a group whose optimizer has no states. */
+static void warn_without_states(const struct zero_ctx *z, int32_t g, const char *moments)
+{
+    char group[32] = "";
+    if (g > 0)
+        snprintf(group, sizeof group, "optim_groups[%d]: ", g - 1);
+    zr_warn(z->config.options.log, "%smoments is %s, which has no effect: the optimizer has no states", group,
+            moments);
+}
+
 /* Lists the parameter groups and what they update, if there is more than one, or if a group does not keep
  * masters and states in fp32. */
 static void report_groups(const struct zero_ctx *z)
@@ -144,6 +154,8 @@ static void report_groups(const struct zero_ctx *z)
             snprintf(precision, sizeof precision, "; masters %s, moments %s", masters.text, moments.text);
         if (o->optim[g].masters)
             warn_without_bf16(z, g, "masters", masters.text);
+        if (o->optim[g].moments && !o->optim[g].n_states)
+            warn_without_states(z, g, moments.text);
         const char *source = kind ? zr_optimizer_kind(kind)->source : "the program's";
         char states[128] = "";
         int32_t n_tensors = 0, n_trained = 0;
@@ -171,9 +183,14 @@ static void report_states(const struct zero_ctx *z)
 {
     const struct zr_plan *p = z->plan;
     struct zr_log *log = z->config.options.log;
+    if (z->world.rank == 0 && z->config.user.memory.states_dir && p->states != ZERO_STATES_FILE)
+        zr_warn(log, "states_dir is set, but states is %s: it has no effect",
+                zr_config_value_text("states", p->states).text);
     if (p->states == ZERO_STATES_DEVICE || z->world.rank != 0)
         return;
-    if (p->states == ZERO_STATES_FILE)
+    if (p->states == ZERO_STATES_FILE && !p->file_bytes)
+        zr_info(log, "states is file, but rank 0 keeps neither masters nor states, so it has no file");
+    else if (p->states == ZERO_STATES_FILE)
         zr_info(log, "masters and states are in a file in %s: %lld bytes per rank", z->states->folder,
                 (long long)p->file_bytes);
     else if (z->device->ops->compute_on_caller)

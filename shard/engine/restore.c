@@ -77,9 +77,9 @@ static int spread(struct zr_engine *e, const struct zr_flat *f, int kind)
         int64_t first, left = zr_flat_owned(f, r, &first);
         for (int64_t n; left > 0; first += n, left -= n) {
             n = zr_min(left, e->plan->values_bytes / size * per);
+            ZR_TRY(zr_roles_make_room(e)); /* may drain, after which no part is open */
             ZR_TRY(zr_part_use(e, f, first, r != e->dp_rank, &n));
             int64_t bytes = (n + per - 1) / per * size;
-            ZR_TRY(zr_roles_make_room(e));
             if (r == e->dp_rank)
                 ZR_TRY(d->copy(e->reduce_stream, staging, zr_engine_value_at(e, f, kind, first), bytes));
             ZR_TRY(zr_role_broadcast(e, ZR_ROLE_CONTROL, e->plan->values_at, bytes, r, &tag));

@@ -57,13 +57,16 @@ void zr_parts_close(struct zr_engine *e)
 
 /* ---- addresses ---- */
 
-/* Returns the offset in the part of a master, a state or a scale of element `first`. */
+/* Returns the offset in the part of a master, a state or a scale of element `first`. The last part of a
+ * tensor that is not padded may have an odd number of codes. Then a byte follows them, for which there is
+ * room. */
 static int64_t place_in_part(const struct zr_state_part *part, int kind, int64_t first)
 {
     const struct zr_flat *f = part->flat;
+    const int64_t size = sizeof(uint16_t);
     if (kind >= ZR_SCALE(0))
-        return part->state_at[kind - ZR_SCALE(0)] + part->n * zr_plan_state_size(f) +
-               (first - part->first) / ZR_Q8_BLOCK * (int64_t)sizeof(uint16_t);
+        return part->state_at[kind - ZR_SCALE(0)] + zr_round_up(part->n * zr_plan_state_size(f), size) +
+               (first - part->first) / ZR_Q8_BLOCK * size;
     return kind == ZR_VALUE_MASTER ? part->master_at + (first - part->first) * zr_plan_master_size(f)
                                    : part->state_at[kind] + (first - part->first) * zr_plan_state_size(f);
 }
@@ -73,7 +76,9 @@ char *zr_part_at(const struct zr_engine *e, const struct zr_flat *f, int kind, i
     const struct zr_parts *parts = e->i.parts;
     const struct zr_state_part *part = &parts->open;
     ZR_ASSERT(parts->at && part->flat == f && first >= part->first && first < part->first + part->n);
-    return parts->at + place_in_part(part, kind, first);
+    char *at = parts->at + place_in_part(part, kind, first);
+    ZR_ASSERT(kind < ZR_SCALE(0) || (uintptr_t)at % sizeof(uint16_t) == 0);
+    return at;
 }
 
 /* Finds the part of the element. Returns false if the flat has nothing in the file. */

@@ -9,6 +9,16 @@ static void forgets_init(struct program *p)
     p->cfg.stage = stage;
 }
 
+/* Without momentum, and with weights as masters, nothing is kept. */
+static void without_states(struct program *p, enum zero_states where)
+{
+    p->cfg.memory.states = where;
+    p->cfg.memory.states_dir = where == ZERO_STATES_FILE ? "/tmp" : NULL;
+    p->cfg.optim.optimizer = ZERO_SGD;
+    p->cfg.optim.beta1 = 0;
+    p->cfg.optim.masters = ZERO_MASTERS_NONE;
+}
+
 /* ---- rows ---- */
 
 #define REFUSED(name, worlds, configure, ...)                                                                \
@@ -34,6 +44,13 @@ MISUSE("a budget of nothing, needed by nobody", S0 | S1 | S2, BOTH, p->cfg.memor
        train(p), TRAINS)
 MISUSE("eps 0", ALL, BOTH, (p->cfg.optim.optimizer = ZERO_RMSPROP, p->cfg.optim.eps = 0), train(p),
        LOGS("eps is 0"))
+MISUSE("states in a file, with no states", ALL, BOTH, without_states(p, ZERO_STATES_FILE), train(p),
+       LOGS("states is file, but rank 0 keeps neither masters nor states"), .only_rank_0 = true)
+MISUSE("states in 8 bits, with no states", ALL, BOTH,
+       (without_states(p, ZERO_STATES_HOST), p->cfg.optim.moments = ZERO_MOMENTS_Q8), train(p),
+       LOGS("moments is q8, which has no effect: the optimizer has no states"), .only_rank_0 = true)
+MISUSE("a folder for states that are in memory", ALL, BOTH, p->cfg.memory.states_dir = "/tmp", train(p),
+       LOGS("states_dir is set, but states is device: it has no effect"), .only_rank_0 = true)
 MISUSE("HFSDP below stage 3", S0 | S1 | S2, W2, p->cfg.hybrid = ZERO_HFSDP, train(p),
        LOGS("hybrid is hfsdp but stage is", "it has no effect"), .only_rank_0 = true)
 MISUSE("the same, alone", S0 | S1 | S2, W1, p->cfg.hybrid = ZERO_HFSDP, train(p), TRAINS)

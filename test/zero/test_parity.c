@@ -404,7 +404,7 @@ static void *run_rank(void *arg)
     cfg.grad_sum = m->n_given > 0;
     if (r->any_states)
         cfg.memory.states = draw_states(r);
-    cfg.memory.states_dir = "/tmp";
+    cfg.memory.states_dir = cfg.memory.states == ZERO_STATES_FILE ? "/tmp" : NULL;
     void *old[MAX_TENSORS];
     for (int k = 0; k < m->n_tensors; k++)
         old[k] = p[k].param;
