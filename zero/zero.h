@@ -447,7 +447,9 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
  * form are converted, to nearest; the log says so. Data of an earlier zero_set_data are dropped.
  *
  * All ranks must find the same files there. The call needs host memory for a copy of this rank's
- * shards, except on a CPU with ZERO_INIT_LATER. With ZERO_STATES_FILE it needs the file's disk space twice.
+ * shards, except on a CPU with ZERO_INIT_LATER; with ZERO_STATES_FILE for a copy of its weights, and the
+ * file's disk space twice. Masters that are kept as remainders, and values that are converted, need 4 bytes
+ * more per element.
  *
  * Collective, between steps; outside brackets and actions. Blocks on the disk.
  * Errors: IO   the message names the file that is missing or damaged, or the rank that finds a different file
