@@ -198,11 +198,6 @@ int zr_check_coded(const char *op, const struct zr_coded *c, int64_t n)
     return zr_check_count(op, "n", n);
 }
 
-int64_t zr_moments_bytes(enum zero_moments moments)
-{
-    return moments == ZERO_MOMENTS_F32 ? 4 : moments == ZERO_MOMENTS_BF16 ? 2 : 1;
-}
-
 void zr_update_advance(struct zr_update *u, int64_t by)
 {
     const bool in_place = u->param == u->master;

@@ -24,7 +24,10 @@ int64_t zr_coding_bytes(enum zr_coding coding);
 /* Returns the bytes in zr_coded.beside for n elements. */
 int64_t zr_coding_bytes_beside(enum zr_coding coding, int64_t n);
 /* Returns the bytes of one element of a state, without scales. */
-int64_t zr_moments_bytes(enum zero_moments moments);
+static inline int64_t zr_moments_bytes(enum zero_moments moments)
+{
+    return moments == ZERO_MOMENTS_F32 ? 4 : moments == ZERO_MOMENTS_BF16 ? 2 : 1;
+}
 /* Moves the pointers of an update forward by some elements, a multiple of ZR_Q8_BLOCK if there are scales. */
 void zr_update_advance(struct zr_update *u, int64_t by);
 /* Returns the span as a separate update. */

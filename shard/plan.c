@@ -4,6 +4,7 @@
 #include "shard/plan.h"
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
+#include "kernels/op_check.h"
 #include "shard/plan_slots.h"
 
 #include <stdio.h>
@@ -142,9 +143,7 @@ int64_t zr_plan_master_size(const struct zr_flat *f)
 
 int64_t zr_plan_state_size(const struct zr_flat *f)
 {
-    return f->moments == ZERO_MOMENTS_F32    ? (int64_t)sizeof(float)
-           : f->moments == ZERO_MOMENTS_BF16 ? (int64_t)sizeof(uint16_t)
-                                             : 1;
+    return zr_moments_bytes(f->moments);
 }
 
 int64_t zr_plan_state_bytes(const struct zr_flat *f, int64_t n)
