@@ -2,23 +2,10 @@
 /* float_values.c: converts floating-point values and finds NaN and infinity. Values go through float, which
  * holds every BF16 and F16 exactly. */
 #include "zero/checkpoint/float_values.h"
+#include "kernels/state_codes.h"
 
 #include <math.h>
 #include <string.h>
-
-static float float_of_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
 
 static uint32_t widen_f16(uint16_t half)
 {
@@ -27,7 +14,7 @@ static uint32_t widen_f16(uint16_t half)
         return sign | UINT32_C(0x7f800000) | fraction << 13;
     if (exponent)
         return sign | (exponent + 112) << 23 | fraction << 13;
-    return sign | bits_of((float)fraction * 0x1p-24f);
+    return sign | zr_float_bits((float)fraction * 0x1p-24f);
 }
 
 /* Rounds as the kernels do: a NaN keeps its sign and upper payload, and becomes quiet. */
@@ -79,7 +66,7 @@ int64_t zr_find_non_finite(const void *values, enum zero_dtype dtype, enum zero_
 {
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits = load(values, dtype == ZERO_F32 ? "F32" : "BF16", i);
-        float x = float_of_bits(held == ZERO_F32 ? bits : (uint32_t)round_to_bf16(bits) << 16);
+        float x = zr_bits_float(held == ZERO_F32 ? bits : (uint32_t)round_to_bf16(bits) << 16);
         if (isfinite(x))
             continue;
         if (value)
