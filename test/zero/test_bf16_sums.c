@@ -3,6 +3,7 @@
  * several micro-batches are rounded. test_parity.c tests that layouts do not change the bits. */
 #include "test/cmocka.h"
 #include "test/stand_in/half.h"
+#include "test/zero/gpt2_table.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
@@ -12,30 +13,9 @@
 
 /* ---- memory ---- */
 
-enum { V = 50257, T = 1024, C = 768, L = 12, N_GPT = 16 };
-
 static struct zero_plan_info plan_gpt2(int stage, int world, int32_t sum_dtype, int32_t masters,
                                        int32_t moments)
 {
-    static const struct zero_tensor shapes[N_GPT] = {
-        {.name = "wte", .shape = {V, C}},
-        {.name = "wpe", .shape = {T, C}},
-        {.name = "lnfw", .shape = {C}},
-        {.name = "lnfb", .shape = {C}},
-        {.name = "ln1w", .shape = {L, C}},
-        {.name = "ln1b", .shape = {L, C}},
-        {.name = "qkvw", .shape = {L, 3 * C, C}},
-        {.name = "qkvb", .shape = {L, 3 * C}},
-        {.name = "projw", .shape = {L, C, C}},
-        {.name = "projb", .shape = {L, C}},
-        {.name = "ln2w", .shape = {L, C}},
-        {.name = "ln2b", .shape = {L, C}},
-        {.name = "fcw", .shape = {L, 4 * C, C}},
-        {.name = "fcb", .shape = {L, 4 * C}},
-        {.name = "fcprojw", .shape = {L, C, 4 * C}},
-        {.name = "fcprojb", .shape = {L, C}},
-    };
-    static void *nowhere;
     struct zero_tensor t[N_GPT];
     struct zero_plan_info info;
     struct zero_config cfg = ZERO_CONFIG_INIT;
@@ -44,13 +24,8 @@ static struct zero_plan_info plan_gpt2(int stage, int world, int32_t sum_dtype, 
     cfg.memory.grad_sum_dtype = sum_dtype;
     cfg.optim.masters = masters;
     cfg.optim.moments = moments;
-    for (int i = 0; i < N_GPT; i++) {
-        t[i] = shapes[i];
-        t[i].param = t[i].grad = &nowhere;
+    for (int32_t i = gpt2_describe(t) - 1; i >= 0; i--)
         t[i].dtype = ZERO_BF16;
-        t[i].unit = i < 4 ? 0 : 1;
-        t[i].flags = i < 4 ? 0 : ZERO_STACKED;
-    }
     assert_int_equal(zero_plan(t, N_GPT, &cfg, &info), 0);
     assert_int_equal(info.n_params, 124439808);
     return info;

@@ -7,6 +7,7 @@
  * weights. */
 #include "test/cmocka.h"
 #include "test/kernels/random.h"
+#include "test/zero/gpt2_table.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 
@@ -15,39 +16,6 @@
 #include <string.h>
 
 /* ---- plans of GPT-2 124M ---- */
-
-enum { V = 50257, T = 1024, C = 768, L = 12, N_GPT = 16 };
-
-static int32_t describe_gpt2(struct zero_tensor t[N_GPT])
-{
-    static void *nowhere;
-    static const struct zero_tensor shapes[N_GPT] = {
-        {.name = "wte", .shape = {V, C}},
-        {.name = "wpe", .shape = {T, C}},
-        {.name = "lnfw", .shape = {C}},
-        {.name = "lnfb", .shape = {C}},
-        {.name = "ln1w", .shape = {L, C}},
-        {.name = "ln1b", .shape = {L, C}},
-        {.name = "qkvw", .shape = {L, 3 * C, C}},
-        {.name = "qkvb", .shape = {L, 3 * C}},
-        {.name = "projw", .shape = {L, C, C}},
-        {.name = "projb", .shape = {L, C}},
-        {.name = "ln2w", .shape = {L, C}},
-        {.name = "ln2b", .shape = {L, C}},
-        {.name = "fcw", .shape = {L, 4 * C, C}},
-        {.name = "fcb", .shape = {L, 4 * C}},
-        {.name = "fcprojw", .shape = {L, C, 4 * C}},
-        {.name = "fcprojb", .shape = {L, C}},
-    };
-    for (int i = 0; i < N_GPT; i++) {
-        t[i] = shapes[i];
-        t[i].param = t[i].grad = &nowhere;
-        t[i].dtype = ZERO_F32;
-        t[i].unit = i >= 4;
-        t[i].flags = i >= 4 ? ZERO_STACKED : 0;
-    }
-    return N_GPT;
-}
 
 static struct zero_plan_info plan_gpt2(int stage, int world, int accum, int in_place, enum zero_dtype dtype)
 {
@@ -58,7 +26,7 @@ static struct zero_plan_info plan_gpt2(int stage, int world, int accum, int in_p
     cfg.launch.world = world;
     cfg.grad_accum_steps = accum;
     cfg.memory.grad_in_place = in_place;
-    int32_t n = describe_gpt2(t);
+    int32_t n = gpt2_describe(t);
     for (int32_t i = 0; i < n; i++)
         t[i].dtype = dtype;
     assert_int_equal(zero_plan(t, n, &cfg, &info), 0);
