@@ -178,6 +178,17 @@ static void report_groups(const struct zero_ctx *z)
     }
 }
 
+static void report_state_file(const struct zero_ctx *z)
+{
+    const struct zr_state_file *f = z->states;
+    const struct zr_files *fs = f->file.fs;
+    struct zr_log *log = z->config.options.log;
+    zr_info(log, "masters and states are in a file in %s: %lld bytes per rank", f->folder,
+            (long long)f->bytes);
+    if (fs->is_in_memory && fs->is_in_memory(fs->arg, f->file.fd))
+        zr_warn(log, "states_dir %s keeps its files in memory; choose a folder on a disk", f->folder);
+}
+
 /* Says where masters and states are, if that is not the device's memory. */
 static void report_states(const struct zero_ctx *z)
 {
@@ -191,8 +202,7 @@ static void report_states(const struct zero_ctx *z)
     if (p->states == ZERO_STATES_FILE && !p->file_bytes)
         zr_info(log, "states is file, but rank 0 keeps neither masters nor states, so it has no file");
     else if (p->states == ZERO_STATES_FILE)
-        zr_info(log, "masters and states are in a file in %s: %lld bytes per rank", z->states->folder,
-                (long long)p->file_bytes);
+        report_state_file(z);
     else if (z->device->ops->compute_on_caller)
         zr_info(log, "states is host, which has no effect: the device is the host");
     else

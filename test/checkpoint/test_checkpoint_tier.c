@@ -7,10 +7,12 @@
 #include "zero/checkpoint/files.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 /* Precisions of masters and moments. */
 static int masters, moments;
@@ -255,6 +257,40 @@ static void test_refused(void **state)
     unsetenv("ZERO_STATES_DIR");
 }
 
+static void keep_warning(void *arg, const char *line)
+{
+    if (strstr(line, "states_dir"))
+        snprintf(arg, 200, "%s", line);
+}
+
+static bool is_tmpfs(const char *dir)
+{
+    struct statfs fs;
+    return !statfs(dir, &fs) && fs.f_type == TMPFS_MAGIC;
+}
+
+static void test_in_memory(void **state)
+{
+    const char *dirs[] = {"/dev/shm", folder};
+    if (!is_tmpfs(dirs[0]))
+        skip();
+    for (int k = 0; k < 2; k++) {
+        char warning[200] = "";
+        zero_ctx *z;
+        float w[4] = {0}, *param = w, *grad = NULL;
+        struct zero_tensor t = {
+            .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {4}, .dtype = ZERO_F32};
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        cfg.memory.states = ZERO_STATES_FILE;
+        cfg.memory.states_dir = dirs[k];
+        cfg.debug.log = keep_warning;
+        cfg.debug.log_arg = warning;
+        assert_int_equal(zero_wrap(&z, &t, 1, &cfg), 0);
+        assert_int_equal(zero_unwrap(&z), 0);
+        assert_int_equal(*warning != 0, is_tmpfs(dirs[k]));
+    }
+}
+
 static int clean(void **state)
 {
     char command[100];
@@ -269,7 +305,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),      cmocka_unit_test(test_damage),
         cmocka_unit_test(test_transfer_fails), cmocka_unit_test(test_load_without_space),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_in_memory),
     };
     return cmocka_run_group_tests(tests, NULL, clean);
 }
