@@ -113,6 +113,8 @@ static void train(struct toy_rank *r)
     TOY_TRY(toy_hash(z, states_of(s->optimizer), &r->hash));
     r->hash ^= norms;
     TOY_TRY(zero_get_stats(z, &stats));
+    if (!err && (stats.masters != s->masters || stats.moments != s->moments))
+        toy_wrong(r, "masters are %d, moments %d", stats.masters, stats.moments);
     if (!err &&
         (stats.allocated.total != stats.planned.total || stats.allocated.master != stats.planned.master ||
          stats.allocated.moments != stats.planned.moments))
