@@ -58,15 +58,14 @@ static void report_nothing_sharded(const struct zero_ctx *z)
     else if (!z->plan->placement.shards_params)
         return;
     else if (n_resident == n)
-        zr_warn(
-            log,
-            "stage 3 shards no parameters: all %d units are resident, %d of them by ZERO_RESIDENT or "
-            "ZERO_TIED%s",
-            n, n_declared,
-            n_declared == n ? ""
-            : z->config.options.param_budget_bytes >= 0
-                ? ", the others because param_budget_bytes holds them all"
-                : ", the others because the slots for gathering prefetch units ahead would hold them all");
+        zr_warn(log,
+                "stage 3 shards no parameters: all %d units are resident, %d of them by ZERO_RESIDENT or "
+                "ZERO_TIED%s",
+                n, n_declared,
+                n_declared == n ? ""
+                : z->config.options.param_budget_bytes >= 0
+                    ? ", the others because param_budget_bytes holds them all"
+                    : ", the others because slots and shards would take as much memory");
     else if (n_resident)
         zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT or ZERO_TIED", n_resident, n,
                 n_declared);
