@@ -182,11 +182,17 @@ static void report_state_file(const struct zero_ctx *z)
 {
     const struct zr_state_file *f = z->states;
     const struct zr_files *fs = f->file.fs;
+    const int64_t buffers = z->plan->bytes[ZR_MEM_STATE_BUFFERS];
     struct zr_log *log = z->config.options.log;
     zr_info(log, "masters and states are in a file in %s: %lld bytes per rank", f->folder,
             (long long)f->bytes);
     if (fs->is_in_memory && fs->is_in_memory(fs->arg, f->file.fd))
         zr_warn(log, "states_dir %s keeps its files in memory; choose a folder on a disk", f->folder);
+    if (buffers >= f->bytes)
+        zr_warn(log,
+                "states is file, but its buffers take %lld bytes of host memory, and the file has only %lld: "
+                "states = device or host takes no more memory",
+                (long long)buffers, (long long)f->bytes);
 }
 
 /* Says where masters and states are, if that is not the device's memory. */
