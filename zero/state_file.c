@@ -85,14 +85,12 @@ int zr_state_file_open(const struct zr_files *fs, const char *folder, int rank, 
         err = zr_block_file_create_unnamed(fs, f->path, bytes, &f->file);
     if (!err)
         err = reserve(f);
-    return err ? zr_fail_more(err, "states_dir %s: a file of %lld bytes for optimizer states", folder,
-                              (long long)bytes)
-               : 0;
+    return err ? zr_fail_more(err, "states_dir %s: a file of %lld bytes", folder, (long long)bytes) : 0;
 }
 
-int zr_state_file_open_like(const struct zr_state_file *model, struct zr_state_file *f)
+int zr_state_file_open_like(const struct zr_state_file *model, int64_t bytes, struct zr_state_file *f)
 {
-    return zr_state_file_open(model->file.fs, model->folder, model->rank, model->bytes, f);
+    return zr_state_file_open(model->file.fs, model->folder, model->rank, bytes, f);
 }
 
 int zr_state_file_map(struct zr_state_file *f)

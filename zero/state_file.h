@@ -22,8 +22,8 @@ struct zr_state_file {
  * even after a failure. */
 int zr_state_file_open(const struct zr_files *fs, const char *folder, int rank, int64_t bytes,
                        struct zr_state_file *f);
-/* Makes another file of the same size in the same folder. */
-int zr_state_file_open_like(const struct zr_state_file *model, struct zr_state_file *f);
+/* Makes another file in the same folder. */
+int zr_state_file_open_like(const struct zr_state_file *model, int64_t bytes, struct zr_state_file *f);
 /* Transfer n bytes. Any thread. They are fast if buf, n and at are multiples of ZR_DIRECT_ALIGN. */
 int zr_state_file_read(struct zr_state_file *f, void *buf, int64_t n, int64_t at);
 int zr_state_file_write(struct zr_state_file *f, const void *buf, int64_t n, int64_t at);

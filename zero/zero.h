@@ -446,10 +446,10 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
  * trained begins with fresh optimizer state; the log says so. Masters and moments that were saved in another
  * form are converted, to nearest; the log says so. Data of an earlier zero_set_data are dropped.
  *
- * All ranks must find the same files there. The call needs host memory for a copy of this rank's
- * shards, except on a CPU with ZERO_INIT_LATER; with ZERO_STATES_FILE for a copy of its weights, and the
- * file's disk space twice. Masters that are kept as remainders, and values that are converted, need 4 bytes
- * more per element.
+ * All ranks must find the same files there. Until it ends, the call needs temporary space for a copy of
+ * this rank's shards, except on a CPU with ZERO_INIT_LATER. Masters that are kept as remainders, and values
+ * that are converted, need 4 bytes more per element. The space is in host memory, and with ZERO_STATES_FILE
+ * in states_dir.
  *
  * Collective, between steps; outside brackets and actions. Blocks on the disk.
  * Errors: IO   the message names the file that is missing or damaged, or the rank that finds a different file

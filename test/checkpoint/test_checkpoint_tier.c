@@ -175,6 +175,60 @@ static void test_transfer_fails(void **state)
     }
 }
 
+/* The files that a load of remainders makes. */
+static const char *const made[] = {"another file of states", "the values that this rank loads",
+                                   "converting values"};
+
+static int failing_allocate(void *arg, int fd, int64_t bytes)
+{
+    return --calls_left < 0 ? -ENOSPC : zr_files_posix.allocate(arg, fd, bytes);
+}
+
+static int failing_map(void *arg, int fd, int64_t bytes, void **out)
+{
+    return --calls_left < 0 ? -ENODEV : zr_files_posix.map(arg, fd, bytes, out);
+}
+
+/* A load that gets no space for one of its files changes nothing. */
+static void load_without_space(struct model_rank *m, void *arg)
+{
+    bool maps_fail = arg != NULL;
+    CHECK_OK(model_steps(m, 1));
+    uint64_t before = model_hash(m);
+    failing = zr_files_posix;
+    if (maps_fail)
+        failing.map = failing_map;
+    else
+        failing.allocate = failing_allocate;
+    for (int k = 0; k < 3; k++) {
+        m->z->states->file.fs = &failing;
+        calls_left = k;
+        CHECK_THAT(zero_load(m->z, saved) == ZERO_ERR_IO);
+        CHECK_THAT(strstr(zero_last_error(), maps_fail ? "cannot be mapped" : made[k]) != NULL);
+        CHECK_THAT(model_hash(m) == before);
+    }
+    calls_left = 3;
+    CHECK_OK(zero_load(m->z, saved));
+    CHECK_THAT(model_hash(m) != before);
+    CHECK_OK(model_steps(m, 1));
+}
+
+static void small_remainders(struct zero_tensor *tensors, struct zero_config *cfg)
+{
+    small_file(tensors, cfg);
+    cfg->optim.masters = ZERO_MASTERS_REMAINDER;
+}
+
+static void test_load_without_space(void **state)
+{
+    struct model_options o = {.stage = 1, .world = 1, .change = small_file};
+    snprintf(saved, sizeof saved, "%s/space", folder);
+    model_run(&o, save_small, NULL);
+    o.change = small_remainders;
+    model_run(&o, load_without_space, NULL);
+    model_run(&o, load_without_space, &o);
+}
+
 static void test_refused(void **state)
 {
     zero_ctx *z;
@@ -213,9 +267,8 @@ int main(void)
     if (!mkdtemp(folder))
         return 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_transfer_fails),
+        cmocka_unit_test(test_same_bits),      cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_transfer_fails), cmocka_unit_test(test_load_without_space),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, NULL, clean);

@@ -3,10 +3,10 @@
  * kept in another form than they were saved: frozen weights that are trained now, fp32 masters that are kept
  * as remainders, and states in another precision.
  *
- * All conversions go through fp32. The saved values are read to the end of fp32 memory, and widened in place
- * from its beginning. If the rank keeps values of 4 bytes, that is their own memory. Values are rounded to
- * nearest, and blocks of 8-bit states are those of the tensor. So all ranks of any world get the same
- * bits. */
+ * All conversions go through fp32. The saved values are read to the end of fp32 memory and widened in place,
+ * beginning with the first. If this rank keeps values of 4 bytes, the fp32 memory is where it keeps them.
+ * Values are rounded to nearest, and the blocks of 8-bit states are those of the tensor. So all ranks of any
+ * world get the same bits. */
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
 #include "kernels/state_codes.h"

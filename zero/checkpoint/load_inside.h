@@ -31,8 +31,10 @@ struct zr_loading {
     struct zr_tp_cut *saved, *here;
     /* (n_tensors) The manifest's entry of each tensor. */
     const struct zr_manifest_tensor **was;
-    /* Memory for what is read, laid out as a snapshot. */
+    /* Temporary memory for what is read, laid out as a snapshot, and the file that it is a map of; NULL:
+     * none. */
     char *staged;
+    struct zr_state_file *staged_file;
     int64_t buffers_at;
     /* Values are read directly to their places, and staged holds only buffers. */
     bool direct;
@@ -40,8 +42,9 @@ struct zr_loading {
     /* The file of states that values are read to. It replaces the context's if the load succeeds. NULL:
      * states are in memory. */
     struct zr_state_file *states;
-    /* fp32 memory for values that are converted, and their scales (zr_loading_room). */
+    /* The same for values that are converted through fp32, and their scales (zr_loading_room). */
     char *wide;
+    struct zr_state_file *wide_file;
     struct zr_loaded_checkpoint *loaded;
 };
 

@@ -24,12 +24,15 @@ void zr_loading_free(struct zr_loading *l)
     free(l->saved);
     free(l->here);
     free(l->was);
-    if (l->staged != zr_engine_snapshot(l->z->engine))
+    if (!l->staged_file && l->staged != zr_engine_snapshot(l->z->engine))
         free(l->staged);
+    zr_states_close(l->staged_file);
+    if (!l->wide_file)
+        free(l->wide);
+    zr_states_close(l->wide_file);
     free(l->own.list);
     l->z->mapped = NULL;
     zr_states_close(l->states);
-    free(l->wide);
     zr_loaded_checkpoint_free(l->loaded);
     zr_manifest_free(&l->manifest);
 }
@@ -475,6 +478,26 @@ static int add_data(const struct zr_loading *l, int32_t file, struct zr_request 
     return err;
 }
 
+/* Makes another file, because a load that fails must change nothing. */
+static int open_file(const struct zr_loading *l, int64_t bytes, const char *what, struct zr_state_file **out)
+{
+    ZR_TRY(ZR_ZALLOC(*out, 1, "a file for %s", what));
+    int err = zr_state_file_open_like(l->z->states, bytes, *out);
+    return err ? zr_fail_more(err, "a load needs space for %s until it ends", what) : zr_state_file_map(*out);
+}
+
+/* Allocates temporary memory. If states are in a file because memory is short, it is the map of another
+ * file. */
+static int make_room(struct zr_loading *l, int64_t bytes, const char *what, struct zr_state_file **file,
+                     char **out)
+{
+    if (!l->states || !bytes)
+        return ZR_ALLOC(*out, bytes + 1, "%s: %lld bytes", what, (long long)bytes);
+    ZR_TRY(open_file(l, bytes, what, file));
+    *out = (*file)->map;
+    return 0;
+}
+
 static int fetch(struct zr_loading *l)
 {
     size_t n_files = (size_t)l->n_shards;
@@ -485,7 +508,7 @@ static int fetch(struct zr_loading *l)
         err = ZR_ZALLOC(n, n_files, "%d files", l->n_shards);
     if (!err) {
         int64_t wide = meet(l, NULL, n);
-        err = ZR_ALLOC(l->wide, wide + 1, "converting %lld bytes of values", (long long)wide);
+        err = make_room(l, wide, "converting values", &l->wide_file, &l->wide);
     }
     for (size_t f = 0; !err && f < n_files; f++) {
         err = ZR_ALLOC(requests[f], n[f] + ZR_N_DATA + 1, "%lld ranges", (long long)n[f]);
@@ -538,18 +561,14 @@ static int read_direct(struct zr_loading *l)
     return err ? err : fetch(l);
 }
 
-/* Makes another file of states, because a load that fails must change nothing. */
 static int open_states(struct zr_loading *l)
 {
-    struct zr_state_file *states = l->z->states;
+    const struct zr_state_file *states = l->z->states;
     if (!states)
         return 0;
-    ZR_TRY(ZR_ZALLOC(l->states, 1, "the file of states"));
+    ZR_TRY(open_file(l, states->bytes, "another file of states", &l->states));
     l->z->mapped = l->states;
-    int err = zr_state_file_open_like(states, l->states);
-    if (err)
-        return zr_fail_more(err, "a load needs as much space again until it ends");
-    return zr_state_file_map(l->states);
+    return 0;
 }
 
 static int read_values(struct zr_loading *l)
@@ -565,7 +584,7 @@ static int read_values(struct zr_loading *l)
      * the file. With groups a rank reads more than it saves. */
     l->staged = zr_engine_snapshot(z->engine);
     if (!l->staged || bytes > z->plan->snapshot_bytes)
-        ZR_TRY(ZR_ALLOC(l->staged, bytes + 1, "the %lld bytes that this rank loads", (long long)bytes));
+        ZR_TRY(make_room(l, bytes, "the values that this rank loads", &l->staged_file, &l->staged));
     ZR_TRY(zr_extents_to_load(z, l->staged, l->buffers_at, &l->own));
     return fetch(l);
 }
