@@ -184,9 +184,9 @@ struct zr_plan {
      * all elements, and then a scale for each block of ZR_Q8_BLOCK. -1: the flat does not have this state. */
     int64_t *state_at;
 
-    /* With ZERO_STATES_FILE masters and states are in a file of file_bytes, and the arrays above are empty.
-     * The elements that a rank keeps of a flat are cut into parts of part_elems; the last may be shorter.
-     * part_bytes: bytes of the largest part. */
+    /* With ZERO_STATES_FILE masters and states are in a file of file_bytes bytes, and the arrays above are
+     * empty. The elements that a rank keeps of a flat are cut into parts of part_elems elements; the last may
+     * be shorter. The largest part has part_bytes bytes. */
     int64_t file_bytes, part_elems, part_bytes;
     /* (n_flats) Offset of the flat's first part in the file. */
     int64_t *file_at;
