@@ -40,6 +40,16 @@ void states_to_config(const struct states_options *s, struct zero_config *cfg)
     cfg->memory.seed = s->seed;
 }
 
+struct states_options states_of_run(const struct zero_stats *stats, int dtype)
+{
+    struct states_options s = {.moments = stats->moments, .states = stats->states};
+    if (dtype == ZERO_BF16) {
+        s.grad_sum = stats->grad_sum_dtype;
+        s.masters = stats->masters;
+    }
+    return s;
+}
+
 void states_add_json(const struct states_options *s, json_t *line)
 {
     int grad_sum = s->grad_sum ? s->grad_sum : ZERO_F32;

@@ -2,7 +2,8 @@
 /* state_file.h: the file that holds a rank's masters and optimizer states (cfg.memory.states = file).
  *
  * The file has no name, and all of its space is reserved when it is opened. So a full disk is an error before
- * training begins, and nothing is left behind when the process ends, however it ends. */
+ * training begins, and nothing is left behind when the process ends, however it ends. File systems that copy
+ * on write reserve nothing: there, a full disk is an error of a later write. */
 #ifndef ZR_ZERO_STATE_FILE_H
 #define ZR_ZERO_STATE_FILE_H
 
@@ -28,8 +29,8 @@ int zr_state_file_open_like(const struct zr_state_file *model, int64_t bytes, st
 int zr_state_file_read(struct zr_state_file *f, void *buf, int64_t n, int64_t at);
 int zr_state_file_write(struct zr_state_file *f, const void *buf, int64_t n, int64_t at);
 /* Map the file for a save or a load, during which nothing else may use it. zr_state_file_unmap ends that, and
- * writes to the disk what was changed. It does nothing if the file is not mapped. If the disk fails, an
- * access to the map raises SIGBUS. */
+ * writes to the disk what was changed. It does nothing if the file is not mapped. If the disk fails, or is
+ * full where it could not reserve space, an access to the map raises SIGBUS. */
 int zr_state_file_map(struct zr_state_file *f);
 int zr_state_file_unmap(struct zr_state_file *f);
 /* Frees the space on the disk. Does nothing to a zeroed *f. */

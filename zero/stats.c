@@ -123,7 +123,12 @@ int zero_get_stats(zero_ctx *z, struct zero_stats *out)
         return zr_fail_more(err, "zero_get_stats");
     struct zr_engine_facts f;
     zr_engine_facts(z->engine, &f);
-    struct zero_stats s = {.stage = z->config.options.stage,
+    const struct zr_options *o = &z->config.options;
+    struct zero_stats s = {.stage = o->stage,
+                           .grad_sum_dtype = o->grad_sum_dtype,
+                           .masters = o->optim[0].masters,
+                           .moments = o->optim[0].moments,
+                           .states = o->states,
                            .backend = f.backend,
                            .path = zr_backend_path(z),
                            .device = f.device,

@@ -33,9 +33,9 @@ static void report_default_stream(struct zero_ctx *z)
             "one that the model computes on (cudaStreamLegacy if the default stream is meant)");
 }
 
-/* Reports a stage that shards nothing: likely a launcher was forgotten, or a budget is larger than the model.
- * At stage 3 that is a warning, since brackets then save no memory. Stages 1 and 2 cost no more than stage 0
- * on one rank, where programs are tried out, so there it is information. */
+/* Reports a stage that shards nothing, or at stage 3 no parameters: likely a launcher was forgotten, or a
+ * budget is larger than the model. At stage 3 that is a warning, since brackets then save no memory. Stages 1
+ * and 2 cost no more than stage 0 on one rank, where programs are tried out, so there it is information. */
 static void report_nothing_sharded(const struct zero_ctx *z)
 {
     int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0; /* declared: by flags of the table */
@@ -58,14 +58,14 @@ static void report_nothing_sharded(const struct zero_ctx *z)
     else if (!z->plan->placement.shards_params)
         return;
     else if (n_resident == n)
-        zr_warn(
-            log,
-            "stage 3 shards nothing: all %d units are resident, %d of them by ZERO_RESIDENT or ZERO_TIED%s",
-            n, n_declared,
-            n_declared == n ? ""
-            : z->config.options.param_budget_bytes >= 0
-                ? ", the others because param_budget_bytes holds them all"
-                : ", the others because the slots for gathering prefetch units ahead would hold them all");
+        zr_warn(log,
+                "stage 3 shards no parameters: all %d units are resident, %d of them by ZERO_RESIDENT or "
+                "ZERO_TIED%s",
+                n, n_declared,
+                n_declared == n ? ""
+                : z->config.options.param_budget_bytes >= 0
+                    ? ", the others because param_budget_bytes holds them all"
+                    : ", the others because slots and shards would take as much memory");
     else if (n_resident)
         zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT or ZERO_TIED", n_resident, n,
                 n_declared);
@@ -178,6 +178,17 @@ static void report_groups(const struct zero_ctx *z)
     }
 }
 
+static void report_state_file(const struct zero_ctx *z)
+{
+    const struct zr_state_file *f = z->states;
+    const struct zr_files *fs = f->file.fs;
+    struct zr_log *log = z->config.options.log;
+    zr_info(log, "masters and states are in a file in %s: %lld bytes per rank", f->folder,
+            (long long)f->bytes);
+    if (fs->is_in_memory && fs->is_in_memory(fs->arg, f->file.fd))
+        zr_warn(log, "states_dir %s keeps its files in memory; choose a folder on a disk", f->folder);
+}
+
 /* Says where masters and states are, if that is not the device's memory. */
 static void report_states(const struct zero_ctx *z)
 {
@@ -191,8 +202,7 @@ static void report_states(const struct zero_ctx *z)
     if (p->states == ZERO_STATES_FILE && !p->file_bytes)
         zr_info(log, "states is file, but rank 0 keeps neither masters nor states, so it has no file");
     else if (p->states == ZERO_STATES_FILE)
-        zr_info(log, "masters and states are in a file in %s: %lld bytes per rank", z->states->folder,
-                (long long)p->file_bytes);
+        report_state_file(z);
     else if (z->device->ops->compute_on_caller)
         zr_info(log, "states is host, which has no effect: the device is the host");
     else

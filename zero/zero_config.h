@@ -144,7 +144,7 @@ struct zero_mesh {
 };
 
 /* Version of all public structs and enums. */
-#define ZERO_ABI_VERSION 0x5a45000bu
+#define ZERO_ABI_VERSION 0x5a45000cu
 
 /* How a job is sharded and run. Start from ZERO_CONFIG_INIT (or zero_config_init), which writes every
  * default.

@@ -93,6 +93,9 @@ struct zero_stats {
     int32_t dp_shard, hybrid;
     /* This rank's micro-batches per step, and how often the launcher had started the job before. */
     int32_t grad_accum_steps, attempt;
+    /* The fields of cfg with these names; masters and moments are those of parameter group 0. The first two
+     * are for bf16 tensors: others have sums and masters in f32. */
+    int32_t grad_sum_dtype, masters, moments, states;
     /* A key of ZERO_BACKEND_MAP, such as "shm". */
     const char *backend;
     /* "host" or "cuda". */

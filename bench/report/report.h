@@ -43,7 +43,6 @@ struct report_rank {
 struct report_summary {
     /* stage is -1 if the model is not wrapped */
     int32_t world, stage;
-    /* what the options say */
     struct states_options states;
     /* enum hybrid; dp_shard as in struct zero_stats */
     int32_t hybrid, dp_shard;

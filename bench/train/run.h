@@ -59,6 +59,8 @@ struct run {
     bool reports;
     /* micro-batches of this rank in a step; ZERO_GRAD_ACCUM_STEPS may have changed the option */
     int64_t accum;
+    /* what libzero uses, which variables may have changed, too; the defaults with --plain */
+    struct states_options states;
     /* rows of all ranks so far; micro-batches of all ranks in a step when the run began */
     int64_t n_samples, per_step;
     /* with masks: tokens of this rank's micro-batches that count in the loss of this step */

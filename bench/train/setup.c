@@ -206,6 +206,7 @@ int train_after_wrap(struct run *r)
     r->reports = r->at.stage == r->at.n_stages - 1 && r->at.dp == 0 && r->at.cp == 0 && r->at.tp == 0;
     r->report.quiet = r->report.quiet || !r->reports;
     r->accum = stats.grad_accum_steps;
+    r->states = states_of_run(&stats, MODEL_DTYPE);
     r->per_step = r->at.n_dp * r->accum;
     return r->at.n_stages > 1 ? pipeline_keep(r) : 0;
 }

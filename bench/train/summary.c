@@ -136,7 +136,7 @@ static int summarize(struct run *r, double loss)
     struct report_summary s = {
         .world = r->world,
         .stage = -1,
-        .states = o->states,
+        .states = r->states,
         .device = compute_name(&r->compute),
         .loss = loss,
         .tokens_per_step = r->at.n_dp * r->accum * o->batch * o->model.config.context,
@@ -279,7 +279,7 @@ void train_introduce(const struct run *r)
     how_it_runs(r, how);
     report_text(&r->report, "%s: %.2f million parameters, %s, %s; ", r->o->model.name,
                 (double)model_n_params(&r->o->model.config) * 1e-6, MODEL_DTYPE_NAME, how);
-    if (*states_text(&r->o->states, states))
+    if (*states_text(&r->states, states))
         report_text(&r->report, "%s; ", states);
     if (r->o->model.config.lora_rank)
         report_text(&r->report, "adapters of rank %lld are trained; ",

@@ -208,6 +208,15 @@ class Precisions(unittest.TestCase):
         self.assertEqual([summary[k] for k in STATES_KEYS], ['f32', 'none', 'bf16', 'device'])
         self.assertEqual(summary['bytes'], summary['planned_bytes'])
 
+    def test_variables_are_told(self):
+        """What variables change is reported, not what the options say."""
+        env = {'ZERO_GRAD_SUM_DTYPE': 'bf16', 'ZERO_MASTERS': 'remainder', 'ZERO_MOMENTS': 'q8', 'ZERO_STATES': 'host'}
+        for args, want in (['--dtype=bf16', '--masters=none'], ['bf16', 'remainder', 'q8', 'host']), (['--dtype=f32'], ['f32', 'f32', 'q8', 'host']):
+            _, summary = train(1, *TINY, '--steps=1', *args, env=env)
+            self.assertEqual([summary[k] for k in STATES_KEYS], want)
+        done = bench('train', *TINY, '--steps=1', '--dtype=bf16', env=env)
+        self.assertIn('; gradient sums bf16, masters remainder, moments q8, states host; ', done.stdout)
+
     def test_the_loss_is_near(self):
         """Over a few steps at a low rate, so that rounding has not made the runs other runs yet.
         bench/results/states-2026-11-30.md has 2,000 steps."""

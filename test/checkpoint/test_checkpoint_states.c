@@ -43,25 +43,6 @@ static void note(void *arg, const char *line)
     n_seeds += strstr(line, "saved with seed 0; steps from here on are rounded with seed 5") != NULL;
 }
 
-/* Shapes whose parts are whole blocks. The last block of a part or of a layer may be shorter. */
-static void use_blocks(void)
-{
-    static const struct shape own[TENSORS] = {
-        {"wte", {13, 32}, ZERO_BF16, 0, 1, FIRST_AND_LAST, 0, 2, true, false},
-        {"wpe", {5, 6}, ZERO_F32, -1, 0, IN_FIRST, 0, 2, false, false},
-        {"seen", {3}, ZERO_F32, -1, 0, IN_FIRST, 0, 0, false, true, true},
-        {"qkvw", {LAYERS, 24, 8}, ZERO_BF16, 1, 3, IN_LAYERS, 0, 2, false, false},
-        {"proj", {LAYERS, 3, 64}, ZERO_F32, 2, 1, IN_LAYERS, 0, 2, false, false},
-        {"scale", {LAYERS, 70}, ZERO_BF16, -1, 0, IN_LAYERS, 0, 2, false, false},
-        {"alone", {47}, ZERO_BF16, -1, 0, IN_LAYER_3, ZERO_LION, 1, false, false},
-        {"count", {2}, ZERO_I32, -1, 0, IN_LAYER_3, 0, 0, false, true, true},
-        {"norm", {70}, ZERO_F32, -1, 0, IN_LAST, 0, 2, false, false},
-        {"mean", {5}, ZERO_BF16, -1, 0, IN_LAST, 0, 0, false, true, true},
-    };
-    memcpy(pp_shapes, own, sizeof own);
-    pp_skipped_step = SKIPPED_STEP;
-}
-
 static void open_files(void)
 {
     files = memory_files_open();
@@ -296,7 +277,7 @@ static void check_layers(int layers, int64_t elems, bool whole_blocks)
     assert_true(exact[0] == saved[0]);
     memory_files_close(files);
     pp_set_layers(LAYERS);
-    use_blocks();
+    pp_use_blocks(2);
 }
 
 static void blocks_of_layers_are_kept_or_converted(void **state)
@@ -512,6 +493,7 @@ int main(void)
         cmocka_unit_test(damaged_scales_are_refused),
         cmocka_unit_test(manifests_that_do_not_match_are_refused),
     };
-    use_blocks();
+    pp_use_blocks(2);
+    pp_skipped_step = SKIPPED_STEP;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

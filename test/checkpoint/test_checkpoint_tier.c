@@ -7,10 +7,12 @@
 #include "zero/checkpoint/files.h"
 
 #include <errno.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 /* Precisions of masters and moments. */
 static int masters, moments;
@@ -142,24 +144,28 @@ static int64_t failing_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
 
 static int64_t failing_pwrite(void *arg, int fd, const void *buf, size_t n, int64_t at)
 {
-    return !reads_fail && --calls_left < 0 ? -EIO : zr_files_posix.pwrite(arg, fd, buf, n, at);
+    return !reads_fail && --calls_left < 0 ? -ENOSPC : zr_files_posix.pwrite(arg, fd, buf, n, at);
 }
 
-/* Every transfer fails once: in a step, and in calls between steps. */
+/* Every transfer of the last rank fails once: in a step, and in calls between steps. All ranks get its
+ * error. */
 static void meet_failure(struct model_rank *m, void *arg)
 {
+    const char *const says = reads_fail ? ": read: " : ": write: no space left on device";
     int err = 0;
     (void)arg;
     CHECK_OK(model_steps(m, 1));
     CHECK_OK(zr_engine_drain(m->z->engine)); /* the step's last parts are written */
-    m->z->states->file.fs = &failing;
-    for (int k = 0; !err && k < 2; k++) {
+    if (m->rank == m->world - 1)
+        m->z->states->file.fs = &failing;
+    for (int k = 0; !err && k < 3; k++) {
         err = model_steps(m, 1);
         err = err ? err : zr_engine_drain(m->z->engine);
     }
     CHECK_THAT(err == ZERO_ERR_IO);
-    CHECK_THAT(strstr(zero_last_error(), reads_fail ? ": read: " : ": write: ") != NULL);
+    CHECK_THAT(strstr(zero_last_error(), says) != NULL);
     CHECK_THAT(strstr(zero_last_error(), folder) != NULL);
+    CHECK_THAT(m->rank == m->world - 1 || strstr(zero_last_error(), "(found by rank 1)") != NULL);
 }
 
 static void test_transfer_fails(void **state)
@@ -167,9 +173,9 @@ static void test_transfer_fails(void **state)
     failing = zr_files_posix;
     failing.pread = failing_pread;
     failing.pwrite = failing_pwrite;
-    for (int k = 0; k < 12; k++) {
-        struct model_options o = {.stage = k % 4, .world = 1, .change = small_file};
-        calls_left = k / 2;
+    for (int k = 0; k < 24; k++) {
+        struct model_options o = {.stage = k % 4, .world = 1 + k / 12, .change = small_file};
+        calls_left = k % 12 / 2;
         reads_fail = k % 2;
         model_run(&o, meet_failure, NULL);
     }
@@ -255,6 +261,40 @@ static void test_refused(void **state)
     unsetenv("ZERO_STATES_DIR");
 }
 
+static void keep_warning(void *arg, const char *line)
+{
+    if (strstr(line, "states_dir"))
+        snprintf(arg, 200, "%s", line);
+}
+
+static bool is_tmpfs(const char *dir)
+{
+    struct statfs fs;
+    return !statfs(dir, &fs) && fs.f_type == TMPFS_MAGIC;
+}
+
+static void test_in_memory(void **state)
+{
+    const char *dirs[] = {"/dev/shm", folder};
+    if (!is_tmpfs(dirs[0]))
+        skip();
+    for (int k = 0; k < 2; k++) {
+        char warning[200] = "";
+        zero_ctx *z;
+        float w[4] = {0}, *param = w, *grad = NULL;
+        struct zero_tensor t = {
+            .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {4}, .dtype = ZERO_F32};
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        cfg.memory.states = ZERO_STATES_FILE;
+        cfg.memory.states_dir = dirs[k];
+        cfg.debug.log = keep_warning;
+        cfg.debug.log_arg = warning;
+        assert_int_equal(zero_wrap(&z, &t, 1, &cfg), 0);
+        assert_int_equal(zero_unwrap(&z), 0);
+        assert_int_equal(*warning != 0, is_tmpfs(dirs[k]));
+    }
+}
+
 static int clean(void **state)
 {
     char command[100];
@@ -269,7 +309,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_same_bits),      cmocka_unit_test(test_damage),
         cmocka_unit_test(test_transfer_fails), cmocka_unit_test(test_load_without_space),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_refused),        cmocka_unit_test(test_in_memory),
     };
     return cmocka_run_group_tests(tests, NULL, clean);
 }

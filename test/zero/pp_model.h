@@ -39,6 +39,9 @@ struct shape {
 };
 extern struct shape pp_shapes[TENSORS];
 void pp_set_layers(int n);
+/* Changes the shapes so that up to this many ranks of tp (a power of two) have whole blocks of 8-bit states.
+ * The last block of a layer may still be shorter. */
+void pp_use_blocks(int tp);
 /* If set, step 1 runs no backward for wpe, which is in the first pipeline stage, and for the last layer. */
 extern bool pp_leaves_out;
 

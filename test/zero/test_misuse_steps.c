@@ -97,7 +97,7 @@ MISUSE("sets the step on one rank", ALL, W2, NOTHING,
        FIRST_ERROR(p->odd ? zero_set_step(p->z, 7) : 0, train(p)),
        FAILS(MISMATCH, "zero_set_step", "rank 1 called"))
 MISUSE("shards nothing", S3, W2, p->cfg.memory.param_budget_bytes = 1 << 20, train(p),
-       LOGS("stage 3 shards nothing: all 4 units are resident", "param_budget_bytes holds them all"),
+       LOGS("stage 3 shards no parameters: all 4 units are resident", "param_budget_bytes holds them all"),
        .only_rank_0 = true)
 MISUSE("asks no context for the norm", S0, W1, NOTHING, zero_norm(NULL, &(double){0}),
        FAILS(ARG, "zero_norm: z is NULL"))

@@ -15,27 +15,45 @@ static int train(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
     return pp_look(m, z, &pp_found[r->rank][1]);
 }
 
-/* The model's tensors are too small for blocks of 8-bit states on several ranks of tp. */
-static void meshes_agree(void **state)
+/* Cuts by tensor parallelism at every ZeRO stage, with data parallelism and both hybrids. */
+static const struct mesh cuts[] = {{1, 1, 2, 0}, {1, 2, 2, 0}, {1, 2, 2, 1}, {1, 2, 2, 3},
+                                   {1, 4, 2, 4}, {1, 4, 2, 5}, {1, 1, 4, 3}, {1, 2, 4, 0},
+                                   {1, 2, 4, 1}, {2, 1, 4, 2}, {1, 2, 4, 3}, {1, 4, 4, 5}};
+
+/* Trains on all meshes. The first has one rank. */
+static void meshes_agree(int masters, int moments)
 {
-    static const struct setup choices[] = {{.masters = ZERO_MASTERS_REMAINDER, .moments = ZERO_MOMENTS_BF16},
-                                           {.masters = ZERO_MASTERS_NONE, .moments = ZERO_MOMENTS_BF16},
-                                           {.masters = ZERO_MASTERS_NONE, .moments = ZERO_MOMENTS_Q8}};
-    for (size_t i = 0; i < sizeof choices / sizeof *choices; i++) {
-        uint64_t want[2] = {0};
-        for (int k = 0; k < PP_MESHES; k++) {
-            struct setup s = choices[i];
-            s.mesh = &pp_meshes[k];
-            if ((s.moments == ZERO_MOMENTS_Q8 && s.mesh->tp > 1) || (want[0] && !sample_has()))
-                continue;
-            pp_run(&s, train, "choices");
-            pp_check_bits(s.mesh, want, "choices");
-        }
+    const int n_cuts = sizeof cuts / sizeof *cuts;
+    uint64_t want[2] = {0};
+    for (int k = 0; k < PP_MESHES + n_cuts; k++) {
+        const struct setup s = {.mesh = k < PP_MESHES ? &pp_meshes[k] : &cuts[k - PP_MESHES],
+                                .masters = masters,
+                                .moments = moments};
+        if (want[0] && !sample_has())
+            continue;
+        pp_run(&s, train, "choices");
+        pp_check_bits(s.mesh, want, "choices");
     }
+}
+
+static void meshes_agree_in_bf16(void **state)
+{
+    meshes_agree(ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_BF16);
+    meshes_agree(ZERO_MASTERS_NONE, ZERO_MOMENTS_BF16);
+}
+
+/* Blocks of a rank of tp are blocks of the whole tensor. */
+static void meshes_agree_in_8_bits(void **state)
+{
+    pp_use_blocks(4);
+    meshes_agree(ZERO_MASTERS_F32, ZERO_MOMENTS_Q8);
+    meshes_agree(ZERO_MASTERS_REMAINDER, ZERO_MOMENTS_Q8);
+    meshes_agree(ZERO_MASTERS_NONE, ZERO_MOMENTS_Q8);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(meshes_agree)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(meshes_agree_in_bf16),
+                                       cmocka_unit_test(meshes_agree_in_8_bits)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,7 +7,10 @@
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
+#include "zero/checkpoint/files.h"
+#include "zero/context.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -113,6 +116,8 @@ static void train(struct toy_rank *r)
     TOY_TRY(toy_hash(z, states_of(s->optimizer), &r->hash));
     r->hash ^= norms;
     TOY_TRY(zero_get_stats(z, &stats));
+    if (!err && (stats.masters != s->masters || stats.moments != s->moments))
+        toy_wrong(r, "masters are %d, moments %d", stats.masters, stats.moments);
     if (!err &&
         (stats.allocated.total != stats.planned.total || stats.allocated.master != stats.planned.master ||
          stats.allocated.moments != stats.planned.moments))
@@ -385,6 +390,56 @@ static void reads_and_writes_convert(void **state)
             }
 }
 
+/* ---- a full disk ---- */
+
+static struct zr_files full_disk;
+
+static int64_t has_no_space(void *arg, int fd, const void *buf, size_t n, int64_t at)
+{
+    return -ENOSPC;
+}
+
+/* The last rank cannot write its states in a step. All ranks get its error. */
+static void fill_disk(struct toy_rank *r)
+{
+    const struct setup *s = r->arg;
+    struct zero_config cfg = config_of(r, s);
+    const bool is_last = r->rank == r->world - 1;
+    struct toy m;
+    zero_ctx *z = NULL;
+    int err = 0;
+    cfg.memory.states = ZERO_STATES_FILE;
+    cfg.memory.states_dir = "/tmp";
+    toy_make(&m);
+    where_open(r->rank, &cfg);
+    my_cfg = &cfg;
+    TOY_TRY(zero_wrap(&z, m.table, TOY_TENSORS, &cfg));
+    if (!err && is_last)
+        z->states->file.fs = &full_disk;
+    for (int step = 0; !err && step < s->n_steps; step++) {
+        err = micro_batches(r, &m, z, step, false);
+        err = err ? err : zero_step(z, 1e-2f, NULL);
+    }
+    toy_expect(r, err, ZERO_ERR_IO, ": write: no space left on device");
+    toy_expect(r, err, ZERO_ERR_IO, is_last ? "/tmp/" : "(found by rank ");
+    zero_unwrap(&z);
+    where_close(&cfg);
+    my_cfg = NULL;
+    toy_free(&m);
+}
+
+static void full_disks_are_reported(void **state)
+{
+    full_disk = zr_files_posix;
+    full_disk.pwrite = has_no_space;
+    for (int stage = 0; stage < 4; stage++)
+        for (int world = 1; world <= 2; world++) {
+            struct setup s = {.stage = stage, .optimizer = ZERO_ADAMW, .n_steps = 3};
+            struct toy_rank r[MAX_TOY_RANKS];
+            toy_run(world, fill_disk, &s, r, "a full disk");
+        }
+}
+
 /* ---- refusals ---- */
 
 static int no_update(void *arg, const struct zero_update *u)
@@ -453,6 +508,7 @@ int main(void)
         cmocka_unit_test(skipped_steps_count),
         cmocka_unit_test(steps_have_different_noise),
         cmocka_unit_test(reads_and_writes_convert),
+        cmocka_unit_test(full_disks_are_reported),
         cmocka_unit_test(impossible_choices_are_refused),
     };
     toy_wait = wait_for_model;

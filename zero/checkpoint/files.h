@@ -47,6 +47,8 @@ struct zr_files {
 
     /* Whether most of a file's first `bytes` bytes are in the page cache. NULL: they never are. */
     bool (*is_cached)(void *arg, int fd, int64_t bytes);
+    /* Whether the file system of an open file keeps its files in memory. NULL: none does. */
+    bool (*is_in_memory)(void *arg, int fd);
 
     int (*close)(void *arg, int fd);
     int64_t (*size)(void *arg, int fd);

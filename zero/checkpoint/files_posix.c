@@ -10,11 +10,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #ifndef O_PATH /* only Linux has it */
@@ -205,6 +207,13 @@ static bool posix_is_cached(void *arg, int fd, int64_t bytes)
     return 2 * n_there > n_pages;
 }
 
+static bool posix_is_in_memory(void *arg, int fd)
+{
+    struct statfs fs;
+    (void)arg;
+    return !fstatfs(fd, &fs) && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
+}
+
 static int posix_close(void *arg, int fd)
 {
     (void)arg;
@@ -390,6 +399,7 @@ const struct zr_files zr_files_posix = {.open = posix_open,
                                         .map = posix_map,
                                         .unmap = posix_unmap,
                                         .is_cached = posix_is_cached,
+                                        .is_in_memory = posix_is_in_memory,
                                         .close = posix_close,
                                         .size = posix_size,
                                         .rename = posix_rename,
