@@ -11,8 +11,8 @@ static void report_how_gradients_add_up(struct zero_ctx *z)
     if (o->grad_sum_dtype == ZERO_BF16 && o->deterministic && zr_most_micro_batches(o) > 1 &&
         z->world.rank == 0)
         zr_info(o->log,
-                "grad_sum_dtype is bf16: the bits depend on grad_accum_steps, because the sum of each "
-                "micro-batch is rounded");
+                "grad_sum_dtype is bf16: the bits depend on grad_accum_steps, because sums are rounded after "
+                "each micro-batch");
     if (!o->grad_in_place || zr_most_micro_batches(o) == 1)
         return;
     if (z->plan->spec.reduce_each)
