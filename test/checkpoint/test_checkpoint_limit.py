@@ -23,9 +23,13 @@ LIMIT = 190 << 20
 CONTROL_GROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
 
 
-def write(path, text):
-    with open(path, "w", encoding="ascii") as f:
-        f.write(text)
+def write_setting(path, text):
+    """Writes to a file that exists. Where the folder is no control group, open() would make an ordinary file."""
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode("ascii"))
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager
@@ -38,7 +42,7 @@ def control_group(limit):
         except OSError:
             continue
         try:
-            write(os.path.join(group, setting), str(limit))
+            write_setting(os.path.join(group, setting), str(limit))
         except OSError:
             os.rmdir(group)
             continue
@@ -56,7 +60,7 @@ def limited(limit, group):
         resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         if group:
-            write(os.path.join(group, "cgroup.procs"), str(os.getpid()))
+            write_setting(os.path.join(group, "cgroup.procs"), str(os.getpid()))
     return apply if limit else None
 
 
