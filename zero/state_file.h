@@ -3,7 +3,7 @@
  *
  * The file has no name, and all of its space is reserved when it is opened. So a full disk is an error before
  * training begins, and nothing is left behind when the process ends, however it ends. File systems that copy
- * on write reserve nothing: there, a full disk is an error of a later write. */
+ * on write reserve nothing. On them a write may still find the disk full. */
 #ifndef ZR_ZERO_STATE_FILE_H
 #define ZR_ZERO_STATE_FILE_H
 
@@ -30,7 +30,7 @@ int zr_state_file_read(struct zr_state_file *f, void *buf, int64_t n, int64_t at
 int zr_state_file_write(struct zr_state_file *f, const void *buf, int64_t n, int64_t at);
 /* Map the file for a save or a load, during which nothing else may use it. zr_state_file_unmap ends that, and
  * writes to the disk what was changed. It does nothing if the file is not mapped. If the disk fails, or is
- * full where it could not reserve space, an access to the map raises SIGBUS. */
+ * full and reserved no space for the file, an access to the map raises SIGBUS. */
 int zr_state_file_map(struct zr_state_file *f);
 int zr_state_file_unmap(struct zr_state_file *f);
 /* Frees the space on the disk. Does nothing to a zeroed *f. */

@@ -134,8 +134,8 @@ enum zero_states {
     /* Pinned host memory, which a GPU's update reads and writes. On the host the same as
      * ZERO_STATES_DEVICE. */
     ZERO_STATES_HOST = 1,
-    /* A file in cfg.memory.states_dir, of which two parts are in memory. Excludes cfg.checkpoint.save_async,
-     * and optim.update for tensors whose granule does not divide 32. */
+    /* A file in cfg.memory.states_dir. Two parts of it are in memory. Excludes cfg.checkpoint.save_async, and
+     * optim.update for tensors whose granule does not divide 32. */
     ZERO_STATES_FILE = 2
 };
 

@@ -34,7 +34,7 @@ static void report_default_stream(struct zero_ctx *z)
             "one that the model computes on (cudaStreamLegacy if the default stream is meant)");
 }
 
-/* Says why units are resident that the table does not declare so, and what to change. */
+/* Says why units are resident although the table does not declare it, and what to change. */
 static const char *why_resident(const struct zr_options *o)
 {
     if (o->param_budget_bytes >= 0)
@@ -195,6 +195,7 @@ static void report_seed(const struct zero_ctx *z)
                 (long long)o->seed);
 }
 
+/* Reports the file of states of rank 0, and warns if it saves no memory. */
 static void report_state_file(const struct zero_ctx *z)
 {
     const struct zr_state_file *f = z->states;

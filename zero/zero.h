@@ -106,7 +106,8 @@ ZERO_API int zero_config_init(struct zero_config *cfg, size_t size);
 
 /* Set the field named key from text, such as "stage" to "3" or "optimizer" to "lion".
  *
- * "auto" means ZERO_AUTO. A number of bytes may end in k, M, G, T, Ki, Mi, Gi or Ti.
+ * The key is the field's name, alone or after the name of its struct: "states" or "memory.states". "auto"
+ * means ZERO_AUTO. A number of bytes may end in k, M, G, T, Ki, Mi, Gi or Ti.
  *
  * Local; any thread.
  * Errors: ARG  an unknown key (the message has the nearest one), or a field that is a pointer */
@@ -448,8 +449,8 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
  *
  * All ranks must find the same files there. Until it ends, the call needs temporary space for a copy of
  * this rank's shards, except on a CPU with ZERO_INIT_LATER. Masters that are kept as remainders, and values
- * that are converted, need 4 bytes more per element. The space is in host memory, and with ZERO_STATES_FILE
- * in states_dir.
+ * that are converted, need 4 bytes more per element. The space is in host memory, or in states_dir with
+ * ZERO_STATES_FILE.
  *
  * Collective, between steps; outside brackets and actions. Blocks on the disk.
  * Errors: IO   the message names the file that is missing or damaged, or the rank that finds a different file

@@ -93,8 +93,9 @@ struct zero_stats {
     int32_t dp_shard, hybrid;
     /* This rank's micro-batches per step, and how often the launcher had started the job before. */
     int32_t grad_accum_steps, attempt;
-    /* The fields of cfg with these names; masters and moments are those of parameter group 0. The first two
-     * are for bf16 tensors: others have sums and masters in f32. */
+    /* The fields of cfg with these names, as this run uses them: variables may have changed them. masters and
+     * moments are those of parameter group 0. The first two apply to bf16 tensors; fp32 tensors have fp32
+     * sums and no separate masters. */
     int32_t grad_sum_dtype, masters, moments, states;
     /* A key of ZERO_BACKEND_MAP, such as "shm". */
     const char *backend;

@@ -113,7 +113,7 @@ struct timed_update {
     struct zr_update u;
 };
 
-/* An update for bench. */
+/* Runs a struct timed_update, for bench. */
 static inline void run_update(void *arg)
 {
     const struct timed_update *a = arg;

@@ -11,7 +11,7 @@
 
 static inline float bf16_to_float(uint16_t h)
 {
-    return zr_bits_float((uint32_t)h << 16);
+    return zr_bf16_value(h);
 }
 
 static inline uint16_t bf16_from_float(float f)

@@ -20,7 +20,7 @@ static const struct mesh cuts[] = {{1, 1, 2, 0}, {1, 2, 2, 0}, {1, 2, 2, 1}, {1,
                                    {1, 4, 2, 4}, {1, 4, 2, 5}, {1, 1, 4, 3}, {1, 2, 4, 0},
                                    {1, 2, 4, 1}, {2, 1, 4, 2}, {1, 2, 4, 3}, {1, 4, 4, 5}};
 
-/* Trains on all meshes. The first has one rank. */
+/* Checks that meshes have the same bits as the first, which has one rank. All meshes run, or a sample. */
 static void meshes_agree(int masters, int moments)
 {
     const int n_cuts = sizeof cuts / sizeof *cuts;

@@ -272,8 +272,8 @@ void zr_loading_convert(const struct zr_loading *l)
 
 /* ---- reporting ---- */
 
-/* Whether masters were saved as `from` and are kept as `to`, and one of the two is none. Other masters are
- * saved in the same form. */
+/* Whether masters were saved as `from` and are kept as `to`, and one of the two is none. Between fp32 masters
+ * and remainders no bits change, so that is not reported. */
 static bool has_masters(const struct zr_manifest_tensor *was, const struct zr_tensor *t, int from, int to)
 {
     return (int)was->masters == from && (int)t->masters == to &&

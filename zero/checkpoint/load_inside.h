@@ -31,9 +31,9 @@ struct zr_loading {
     struct zr_tp_cut *saved, *here;
     /* (n_tensors) The manifest's entry of each tensor. */
     const struct zr_manifest_tensor **was;
-    /* Temporary memory for what is read, laid out as a snapshot, and the file that it is a map of; NULL:
-     * none. */
+    /* Temporary memory for what is read, laid out as a snapshot. */
     char *staged;
+    /* The file that `staged` is a map of. NULL: it is not a map. */
     struct zr_state_file *staged_file;
     int64_t buffers_at;
     /* Values are read directly to their places, and staged holds only buffers. */
@@ -42,8 +42,9 @@ struct zr_loading {
     /* The file of states that values are read to. It replaces the context's if the load succeeds. NULL:
      * states are in memory. */
     struct zr_state_file *states;
-    /* The same for values that are converted through fp32, and their scales (zr_loading_room). */
+    /* Temporary memory for values that are converted through fp32, and their scales (zr_loading_room). */
     char *wide;
+    /* The file that `wide` is a map of. NULL: it is not a map. */
     struct zr_state_file *wide_file;
     struct zr_loaded_checkpoint *loaded;
 };

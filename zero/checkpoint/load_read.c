@@ -481,7 +481,8 @@ static int add_data(const struct zr_loading *l, int32_t file, struct zr_request 
     return err;
 }
 
-/* Makes another file, because a load that fails must change nothing. */
+/* Makes a file and maps it. The context's own file is not used, because a load that fails must change
+ * nothing. */
 static int open_file(const struct zr_loading *l, int64_t bytes, const char *what, struct zr_state_file **out)
 {
     ZR_TRY(ZR_ZALLOC(*out, 1, "a file for %s", what));
