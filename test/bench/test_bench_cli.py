@@ -54,8 +54,8 @@ class Refused(unittest.TestCase):
                 ('memory', '--heads=0', f"--heads: '0' {whole} 1 to 10000"), ('verify', '--world=65', f"--world: '65' {whole} 1 to 64"),
                 ('verify', '--far=0', "--far: '0' is not a number from 1e-06 to 1e+06"),
                 ('train', '--seconds=0', "--seconds: '0' is not a number from 0.001 to 1e+09"),
-                ('plan', '--budget=12Q', f"--budget: '12Q' {size} 1 (K, M, G, T may follow)"),
-                ('export', '--max-file=0', f"--max-file: '0' {size} 1 (K, M, G, T may follow)"),
+                ('plan', '--budget=12Q', f"--budget: '12Q' {size} 1 (k, M, G, T or Ki, Mi, Gi, Ti may follow)"),
+                ('export', '--max-file=0', f"--max-file: '0' {size} 1 (k, M, G, T or Ki, Mi, Gi, Ti may follow)"),
                 ('export', '--dtype=f16', "--dtype: 'f16' is not f32 or bf16"), ('kernels', '--device=tpu', "--device: 'tpu' is not host or cuda"),
                 ('train', '--deterministic=1', "--deterministic: '1' is not on or off"),
                 ('train', '--masters=bf16', "--masters: 'bf16' is not f32, remainder or none"), ('plan', '--moments=8', "--moments: '8' is not f32, bf16 or q8"),
@@ -130,7 +130,7 @@ class Refused(unittest.TestCase):
         self.refused(['scale', '--states=file'], "--states: 'file' is not device or host")
         self.refused(['scale', '--dtype=f32', '--masters=none'], '--masters', '--dtype bf16')
         self.refused(['scale', '--worlds=12', '--dp-replicate=auto', '--hybrid=hfsdp'], '12 GPUs', 'dp_shard is 8')
-        self.refused(['scale', '--worlds=8', '--budget=1K'], 'param_budget_bytes is 1024')
+        self.refused(['scale', '--worlds=8', '--budget=1K'], 'param_budget_bytes is 1000')
         for form in [[], ['--json']]:
             self.refused(['scale', '--worlds=8', '--batch=1000000', '--context=10000000', '--compute=0.001', *form],
                          '8 GPUs', '--batch', '--context', '--compute')
@@ -874,7 +874,7 @@ class Pipeline(unittest.TestCase):
     """A schedule by its name: its numbers, its picture, and the file that is read back."""
 
     def test_numbers(self):
-        told, = lines(bench('pipeline', '--ranks=4', '--micro-batches=8', '--activation-bytes=1M', '--json').stdout)
+        told, = lines(bench('pipeline', '--ranks=4', '--micro-batches=8', '--activation-bytes=1Mi', '--json').stdout)
         self.assertEqual((told['n_stages'], told['n_micro_batches'], told['span_ns'], told['in_order']), (4, 8, 33000, True))
         self.assertEqual([r['idle_ns'] for r in told['ranks']], [9000] * 4)
         self.assertEqual([r['peak_bytes'] for r in told['ranks']], [4 << 20, 3 << 20, 2 << 20, 1 << 20])

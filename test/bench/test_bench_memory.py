@@ -289,7 +289,7 @@ class Precisions(unittest.TestCase):
 
 class Fits(unittest.TestCase):
     def test_fewer_layers(self):
-        done = bench('memory', '--ranks=2', '--steps=1', '--json', '--layers=8', *SIZES, '--vocab=20000', '--fit=144M')
+        done = bench('memory', '--ranks=2', '--steps=1', '--json', '--layers=8', *SIZES, '--vocab=20000', '--fit=144Mi')
         self.assertEqual(done.returncode, 0)
         model, = {s['model'] for s in lines(done.stdout)}
         self.assertRegex(done.stderr, rf'^zero-bench memory: stage 0 of custom on 2 ranks takes about 1\d\d MB, and 151 MB are allowed: taking {model}, '

@@ -137,7 +137,7 @@ class Parity(unittest.TestCase):
 
     def test_prefetch_and_budget(self):
         want = result(3, '--stage=0')
-        for args in [['--prefetch=0'], ['--prefetch=1'], ['--prefetch=9'], ['--budget=150K'], ['--budget=1M']]:
+        for args in [['--prefetch=0'], ['--prefetch=1'], ['--prefetch=9'], ['--budget=150Ki'], ['--budget=1Mi']]:
             self.assertEqual(result(3, '--stage=3', *args), want, args)
 
     def test_worlds(self):
