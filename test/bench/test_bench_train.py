@@ -668,7 +668,7 @@ class Learning(unittest.TestCase):
 
 
 class Others(unittest.TestCase):
-    SMALL = r'\A[^\n]*warning: stage 3 shards nothing: all \d units are resident[^\n]*\n\Z'  # a few layers fit the slots
+    SMALL = r'\A[^\n]*warning: stage 3 shards no parameters: all \d units are resident[^\n]*\n\Z'  # a few layers fit the slots
     MEMORY = ['memory', '--ranks=2', '--layers=2', '--heads=2', '--channels=32', '--context=16', '--steps=1']
 
     def test_wire_dtype_widens_nothing(self):
