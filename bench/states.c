@@ -19,7 +19,7 @@ const char *states_fault(const struct states_options *s, int dtype)
     if (dtype == ZERO_F32 && s->masters)
         return "--masters: needs a bf16 model (--dtype bf16); f32 weights are their own masters";
     if (dtype == ZERO_F32 && s->grad_sum == ZERO_BF16)
-        return "--grad-sum: needs a bf16 model (--dtype bf16); f32 gradients are added up in f32";
+        return "--grad-sum-dtype: needs a bf16 model (--dtype bf16); f32 gradients are added up in f32";
     if (s->dir && s->states != ZERO_STATES_FILE)
         return "--states-dir: needs --states file";
     return NULL;

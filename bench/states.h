@@ -27,7 +27,7 @@ extern const struct option_word option_masters[], option_moments[], option_state
 /* The options of precision. `in` names the field of OPTION_STRUCT that is a struct states_options, followed
  * by a dot. */
 #define PRECISION_ROWS(in)                                                                                   \
-    {"grad-sum", "f32|bf16", "The dtype in which gradients of a bf16 model are added up (f32)",              \
+    {"grad-sum-dtype", "f32|bf16", "The dtype in which gradients of a bf16 model are added up (f32)",        \
      OPTION_WORD(in grad_sum, option_dtypes)},                                                               \
         {"masters", "KIND",                                                                                  \
          "Masters of bf16 weights: f32; remainder, the 16 bits that the weights lack, with the same "        \

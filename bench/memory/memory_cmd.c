@@ -103,7 +103,8 @@ static const char *what_is_wrong(const struct memory_options *o)
     if (o->precisions && o->dtype != ZERO_BF16)
         return "--precisions: needs a bf16 model (--dtype bf16)";
     if (o->precisions && (o->dp_shard || o->states.grad_sum || o->states.masters || o->states.moments))
-        return "--precisions: sets --grad-sum, --masters and --moments itself, and runs without --dp-shard";
+        return "--precisions: sets --grad-sum-dtype, --masters and --moments itself, and runs without "
+               "--dp-shard";
     const char *fault = states_fault(&o->states, o->dtype);
     return fault ? fault : pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
 }

@@ -177,7 +177,7 @@ class Precisions(unittest.TestCase):
             self.assertEqual(result(world, f'--stage={stage}', '--dtype=bf16', '--masters=remainder'), want)
 
     def test_the_same_bits_in_every_layout(self):
-        for args in ['--moments=bf16'], ['--moments=q8'], ['--masters=none'], ['--grad-sum=bf16', '--masters=none', '--moments=q8']:
+        for args in ['--moments=bf16'], ['--moments=q8'], ['--masters=none'], ['--grad-sum-dtype=bf16', '--masters=none', '--moments=q8']:
             want = result(1, '--dtype=bf16', '--accum=1', '--batch=4', *args)
             self.assertNotEqual(want, result(1, '--dtype=bf16', '--accum=1', '--batch=4'))
             several = [result(2, f'--stage={stage}', '--dtype=bf16', *args) for stage in range(4)]

@@ -19,7 +19,7 @@ FIELDS = {'stage': 0, 'mesh.tp': 1, 'mesh.pp': 1, 'pipeline.schedule': 0, 'pipel
 SCHEDULES = ['1f1b', 'gpipe', 'interleaved', 'zero-bubble']
 WORDS = {'hsdp': 0, 'hfsdp': 1, 'bf16': 2}
 MASTERS, MOMENTS, STATES = ['f32', 'remainder', 'none'], ['f32', 'bf16', 'q8'], ['device', 'host']
-ANY = ['--masters=any', '--moments=any', '--grad-sum=any']
+ANY = ['--masters=any', '--moments=any', '--grad-sum-dtype=any']
 
 
 def tune(*args):
@@ -270,7 +270,7 @@ class Lines(unittest.TestCase):
             self.skipTest('no C compiler in PATH')
         choices = [(tune(*arguments(*case), *more)[1], case) for case in CASES[:5] for more in [[], ['--wire-dtype=any'], ['--deterministic=off'], ['--dp-shard=2']] if case[1] % 4 == 0]
         choices += [(tune(*arguments(*case))[1], case) for case in MESHES]
-        choices += [(tune(*arguments(*CASES[0]), *more)[1], CASES[0]) for more in [['--masters=remainder', '--moments=q8'], ['--masters=none', '--moments=bf16', '--grad-sum=bf16'], ['--states=host']]]
+        choices += [(tune(*arguments(*CASES[0]), *more)[1], CASES[0]) for more in [['--masters=remainder', '--moments=q8'], ['--masters=none', '--moments=bf16', '--grad-sum-dtype=bf16'], ['--states=host']]]
         body = ''
         for choice, _ in choices:
             body += '{ struct zero_config cfg = ZERO_CONFIG_INIT;\n' + '\n'.join(choice['c']) + '\n'
@@ -321,7 +321,7 @@ class Precisions(unittest.TestCase):
             for moments in MOMENTS:
                 for grad_sum in ['f32', 'bf16'] if dtype == 'bf16' else ['f32']:
                     cost = (masters == 'none', moments == 'q8', moments == 'bf16', grad_sum == 'bf16')
-                    groups.setdefault(cost, []).append([f'--masters={masters}', f'--moments={moments}', f'--grad-sum={grad_sum}'])
+                    groups.setdefault(cost, []).append([f'--masters={masters}', f'--moments={moments}', f'--grad-sum-dtype={grad_sum}'])
         return [groups[cost] for cost in sorted(groups)]
 
     def first_that_fits(self, *args, dtype='bf16'):
@@ -467,7 +467,7 @@ class Refused(unittest.TestCase):
         self.refused(['--world=4', '--masters=bf16'], "--masters: 'bf16' is not f32, remainder, none or any")
         self.refused(['--world=4', '--states=file'], "--states: 'file' is not device, host or any")
         self.refused(['--world=4', '--dtype=f32', '--masters=none'], '--masters: needs a bf16 model')
-        self.refused(['--world=4', '--dtype=f32', '--grad-sum=bf16'], '--grad-sum: needs a bf16 model')
+        self.refused(['--world=4', '--dtype=f32', '--grad-sum-dtype=bf16'], '--grad-sum-dtype: needs a bf16 model')
 
     def test_meshes(self):
         self.refused(['--world=8', '--tp=4'], '--tp: 4 parts do not divide the 6 heads')
