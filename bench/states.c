@@ -20,8 +20,16 @@ const char *states_fault(const struct states_options *s, int dtype)
         return "--masters: needs a bf16 model (--dtype bf16); f32 weights are their own masters";
     if (dtype == ZERO_F32 && s->grad_sum == ZERO_BF16)
         return "--grad-sum-dtype: needs a bf16 model (--dtype bf16); f32 gradients are added up in f32";
+    return NULL;
+}
+
+const char *states_dir_fault(const struct states_options *s)
+{
+    const char *variable = getenv("ZERO_STATES_DIR");
     if (s->dir && s->states != ZERO_STATES_FILE)
         return "--states-dir: needs --states file";
+    if (s->states == ZERO_STATES_FILE && !s->dir && (!variable || !*variable))
+        return "--states file: needs --states-dir or ZERO_STATES_DIR";
     return NULL;
 }
 

@@ -29,9 +29,9 @@ extern const struct option_word option_masters[], option_moments[], option_state
 #define PRECISION_ROWS(in)                                                                                   \
     {"grad-sum-dtype", "f32|bf16", "The dtype in which gradients of a bf16 model are added up (f32)",        \
      OPTION_WORD(in grad_sum, option_dtypes)},                                                               \
-        {"masters", "KIND",                                                                                  \
-         "Masters of bf16 weights: f32; remainder, the 16 bits that the weights lack, with the same "        \
-         "results; or none, where weights are rounded at random (f32)",                                      \
+        {"masters", "f32|remainder|none",                                                                    \
+         "Masters of bf16 weights; remainder: only the 16 bits that the weights lack, with the same "        \
+         "results; none: weights are rounded at random (f32)",                                               \
          OPTION_WORD(in masters, option_masters)},                                                           \
     {                                                                                                        \
         "moments", "f32|bf16|q8",                                                                            \
@@ -57,6 +57,8 @@ extern const struct option_word option_masters[], option_moments[], option_state
 
 /* Returns what is wrong with the options for a model of this enum zero_dtype, or NULL. */
 const char *states_fault(const struct states_options *s, int dtype);
+/* Returns what is wrong with the folder, for a command that makes the file, or NULL. */
+const char *states_dir_fault(const struct states_options *s);
 /* Whether any of them differs from the default. */
 bool states_given(const struct states_options *s);
 void states_to_config(const struct states_options *s, struct zero_config *cfg);

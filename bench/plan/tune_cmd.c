@@ -67,7 +67,7 @@ static const struct option_row rows[] = {
      OPTION_WORD(plan.deterministic, option_on_off)},
     {"grad-sum-dtype", "f32|bf16|any", "The dtype in which gradients of a bf16 model are added up (f32)",
      OPTION_WORD(plan.states.grad_sum, sum_words)},
-    {"masters", "KIND", "Masters of bf16 weights: f32, remainder, none or any (f32)",
+    {"masters", "f32|remainder|none|any", "Masters of bf16 weights (f32)",
      OPTION_WORD(plan.states.masters, masters_words)},
     {"moments", "f32|bf16|q8|any", "States of the optimizer (f32)",
      OPTION_WORD(plan.states.moments, moments_words)},

@@ -87,6 +87,9 @@ class Refused(unittest.TestCase):
             for option in '--masters=none', '--grad-sum-dtype=bf16':
                 self.refused([command, '--dtype=f32', option], option.split('=')[0], '--dtype bf16')
         for command in 'train', 'memory':
+            done = bench(command, '--states=file', '--steps=1')
+            self.assertEqual((done.returncode, done.stdout, done.stderr),
+                             (2, '', f'zero-bench {command}: --states file: needs --states-dir or ZERO_STATES_DIR\n'))
             self.refused([command, '--states-dir=/tmp'], '--states-dir', '--states file')
         self.refused(['memory', '--stage=1'], '--stage', '--precisions')
         self.refused(['memory', '--precisions'], '--precisions', '--dtype bf16')
@@ -347,6 +350,7 @@ class Help(unittest.TestCase):
             done = bench(*args)
             self.assertEqual((done.returncode, done.stderr), (0, ''), args)
             self.assertIn('Usage: zero-bench', done.stdout)
+            self.assertNotRegex(done.stdout, r'(?m) $|^ {30}', args)  # argp breaks a few lengths of text at the wrong place
 
     def test_version(self):
         done = bench('--version')
