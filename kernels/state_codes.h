@@ -177,7 +177,7 @@ ZR_HOST_DEVICE uint32_t zr_q8_size(float x, bool squares)
     return squares ? zr_float_bits(x + 0.0f) : zr_float_bits(x) & 0x7fffffffu; /* -0 is no negative number */
 }
 
-/* Returns the scale of a block. It is 0 or NaN, or its inverse is a normal number. */
+/* Returns the scale of a block. It is 0 or NaN, or its inverse is finite. */
 ZR_HOST_DEVICE uint16_t zr_q8_scale(uint32_t largest_size)
 {
     const uint32_t rounded = (largest_size + 0xffff) >> 16;

@@ -227,6 +227,14 @@ static inline struct zr_cut zr_flat_sums_cut(const struct zr_flat *f, const stru
     return zr_cut_in(c, zr_dtype_bytes(f->dtype), zr_dtype_bytes(dtype));
 }
 
+/* Cuts the sums of inner slice number `inner` into the groups' fine slices. */
+static inline struct zr_cut zr_flat_group_sums_cut(const struct zr_flat *f, int32_t inner,
+                                                   enum zero_dtype dtype)
+{
+    const struct zr_cut groups = zr_flat_groups_cut(f, inner);
+    return zr_flat_sums_cut(f, &groups, dtype);
+}
+
 /* Returns the bytes of one element of the flat's gradient sums. */
 static inline int64_t zr_sum_size(const struct zr_flat *f)
 {

@@ -137,14 +137,16 @@ struct zr_plan {
     /* n_sums arrays of sum_bytes, end to end. With groups and without outer_each they are of inner
      * slices, which are reduced between groups in place. Otherwise they are of fine slices. */
     int64_t sums_at;
-    /* The reduce slot: one unit's fp32 sums over ranks, before they are rounded to bf16 sums.
-     * in_reduce_slot: (n_flats) offset in it; -1: the flat's gradient is reduced straight to its sum. */
+    /* The reduce slot. It holds the fp32 sums of one unit over ranks until they are rounded to bf16 sums. */
     int64_t reduce_slot_at, reduce_slot_bytes;
+    /* (n_flats) The flat's byte offset in the reduce slot. -1: its gradient is reduced straight to its
+     * sum. */
     int64_t *in_reduce_slot;
-    /* With outer_each: group slots for the sum of one contribution over a group, before it is reduced
-     * between groups. in_group_slot: (n_flats) bytes in a group slot; -1: none. */
+    /* With outer_each: slots for the sum of one contribution over a group, before it is reduced between
+     * groups. */
     int32_t n_group_slots;
     int64_t group_slots_at, group_slot_bytes;
+    /* (n_flats) The flat's byte offset in a group slot. -1: it has none. */
     int64_t *in_group_slot;
     int64_t exchange_at, control_at;
     /* Places of struct zr_agreement, next to the exchanges, and of struct zr_own_squares, for this rank's
@@ -182,9 +184,9 @@ struct zr_plan {
      * all elements, and then a scale for each block of ZR_Q8_BLOCK. -1: the flat does not have this state. */
     int64_t *state_at;
 
-    /* With ZERO_STATES_FILE masters and states are in a file of file_bytes, and the arrays above are empty.
-     * The elements that a rank keeps of a flat are cut into parts of part_elems; the last may be shorter.
-     * part_bytes: bytes of the largest part. */
+    /* With ZERO_STATES_FILE masters and states are in a file of file_bytes bytes, and the arrays above are
+     * empty. The elements that a rank keeps of a flat are cut into parts of part_elems elements; the last may
+     * be shorter. The largest part has part_bytes bytes. */
     int64_t file_bytes, part_elems, part_bytes;
     /* (n_flats) Offset of the flat's first part in the file. */
     int64_t *file_at;
@@ -251,16 +253,17 @@ int64_t zr_plan_state_bytes(const struct zr_flat *f, int64_t n);
 /* Returns the offset in a state's array of the flat's scales. It has them if its states are Q8. */
 int64_t zr_plan_scales_at(const struct zr_plan *p, const struct zr_flat *f, int state);
 
-/* Masters and states of elements [first, first + n) of a flat in the file of states: `bytes` bytes from `at`
- * on. Masters and each state begin at these offsets in the part. -1: there are none. */
+/* A part of the file of states: masters and states of elements [first, first + n) of a flat. It takes `bytes`
+ * bytes of the file, from `at` on. Masters and each state begin at the offsets master_at and state_at in the
+ * part; -1 means that the part has none. */
 struct zr_state_part {
     const struct zr_flat *flat;
     int64_t first, n, at, bytes;
     int64_t master_at, state_at[ZR_MAX_STATES];
 };
-/* plan_parts.c. zr_plan_place_parts places all parts; part_elems 0: the usual size. zr_plan_part finds part k
- * of the elements that a rank keeps of a flat, and returns false if there is no such part. */
+/* plan_parts.c. Places all parts in the file. part_elems 0 chooses the usual size. */
 void zr_plan_place_parts(struct zr_plan *p, int64_t part_elems);
+/* Finds part k of the elements that a rank keeps of a flat. Returns false if there is no such part. */
 bool zr_plan_part(const struct zr_plan *p, const struct zr_flat *f, struct zr_span kept, int64_t k,
                   struct zr_state_part *part);
 

@@ -71,15 +71,9 @@ int64_t zr_plan_grad_gather_wire(const struct zr_plan *p, int32_t unit, struct z
     return of_trainable(p, unit, at, inner_sum);
 }
 
-static struct zr_cut group_sums(const struct zr_flat *f, struct zr_where at, enum zero_dtype dtype)
-{
-    const struct zr_cut groups = zr_flat_groups_cut(f, at.inner);
-    return zr_flat_sums_cut(f, &groups, dtype);
-}
-
 static int64_t outer_reduce(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
-    const struct zr_cut sums = group_sums(f, at, ZERO_F32);
+    const struct zr_cut sums = zr_flat_group_sums_cut(f, at.inner, ZERO_F32);
     return zr_reduce_wire(&sums, p->hop[ZR_OUTER].size, at.outer, p->reduce_packs_up_to);
 }
 
@@ -90,7 +84,7 @@ int64_t zr_plan_outer_reduce_wire(const struct zr_plan *p, int32_t unit, struct 
 
 static int64_t outer_sum(const struct zr_plan *p, const struct zr_flat *f, struct zr_where at)
 {
-    const struct zr_cut sums = group_sums(f, at, f->sum_dtype);
+    const struct zr_cut sums = zr_flat_group_sums_cut(f, at.inner, f->sum_dtype);
     return outer_gather(p, &sums, at);
 }
 

@@ -414,6 +414,19 @@ static int check_sums(const struct zr_tensor *t, int32_t n)
     return 0;
 }
 
+/* Refuses granules of tensors that optim.update takes, if the parts of a file of states would cut them. */
+static int check_granules(const struct zr_options *o, const struct zr_tensor *t, int32_t n)
+{
+    for (int32_t i = 0; o->states == ZERO_STATES_FILE && i < n; i++)
+        if (t[i].grad && !t[i].optimizer && !zr_granule_fits(t[i].granule))
+            return zr_fail(ZERO_ERR_ARG,
+                           "tensors[%d] (%s): granule is %lld, and its parameter group has update set, but "
+                           "states is file, which is updated in parts that cut granules; allowed: states "
+                           "device or host, or a granule that divides %d",
+                           i, t[i].name, (long long)t[i].granule, ZR_NORM_BLOCK);
+    return 0;
+}
+
 /* Refuses 8-bit states of tensors whose blocks tp would cut, because a block has one scale. */
 static int check_q8_cuts(const struct zr_options *o, const struct zr_tensor *t, int32_t n)
 {
@@ -440,6 +453,7 @@ int zr_config_layout(const struct zr_config *config, struct zr_tensor *tensors, 
     int err = zr_placement_in(o, world, &place);
     apply_groups(o, tensors, n_tensors);
     err = err ? err : check_sums(tensors, n_tensors);
+    err = err ? err : check_granules(o, tensors, n_tensors);
     err = err ? err : check_q8_cuts(o, tensors, n_tensors);
     if (err) {
         zr_tensors_free(tensors, n_tensors);

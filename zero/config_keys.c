@@ -379,8 +379,9 @@ struct zr_value_text zr_config_value_text(const char *key, double value)
             c = find_choice(&fields[i], (int64_t)value);
     if (c)
         snprintf(out.text, sizeof out.text, "%s", c->name);
-    else
-        snprintf(out.text, sizeof out.text, "%.9g", value);
+    else /* a seed or a number of bytes has more digits than a float */
+        snprintf(out.text, sizeof out.text, "%.*g", fabs(value) < 0x1p53 && value == floor(value) ? 16 : 9,
+                 value);
     return out;
 }
 

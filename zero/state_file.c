@@ -150,7 +150,7 @@ int zr_states_open(struct zero_ctx *z)
         return 0;
     if (!dir || !*dir)
         return zr_fail(ZERO_ERR_ARG,
-                       "states is file, but states_dir is NULL; allowed: a folder on a local disk, "
+                       "states is file, but states_dir is NULL or empty; allowed: a folder on a local disk, "
                        "also from ZERO_STATES_DIR");
     ZR_TRY(ZR_ZALLOC(z->states, 1, "the file of states"));
     return zr_state_file_open(z->files, dir, z->world.rank, z->plan->file_bytes, z->states);

@@ -113,7 +113,7 @@ enum zero_masters {
     /* As the 16 bits of the master that the bf16 weight lacks. Weights, losses and checkpoints are those of
      * ZERO_MASTERS_F32, bit for bit. */
     ZERO_MASTERS_REMAINDER = 1,
-    /* Not kept. The update rounds the weights at random. */
+    /* Not kept. The update rounds the new weights at random. */
     ZERO_MASTERS_NONE = 2
 };
 
@@ -123,7 +123,7 @@ enum zero_moments {
     ZERO_MOMENTS_F32 = 0,
     /* In bf16, rounded at random. */
     ZERO_MOMENTS_BF16 = 1,
-    /* As codes of 8 bits, rounded at random, with a bf16 scale for each block of 32 elements. */
+    /* As 8-bit codes, rounded at random, with a bf16 scale for each block of 32 elements. */
     ZERO_MOMENTS_Q8 = 2
 };
 
@@ -134,14 +134,16 @@ enum zero_states {
     /* Pinned host memory, which a GPU's update reads and writes. On the host the same as
      * ZERO_STATES_DEVICE. */
     ZERO_STATES_HOST = 1,
-    /* A file in cfg.memory.states_dir. Excludes cfg.checkpoint.save_async. */
+    /* A file in cfg.memory.states_dir, of which two parts are in memory. Excludes cfg.checkpoint.save_async,
+     * and optim.update for tensors whose granule does not divide 32. */
     ZERO_STATES_FILE = 2
 };
 
 typedef struct CUstream_st *zero_stream;
 
-/* A range of elements for optim.update (optimizers.md). Arrays have n fp32 elements in device memory. With
- * cfg.memory.states host or file, masters of bf16 weights and states are in pinned host memory. */
+/* A range of elements for optim.update (optimizers.md). Arrays have n fp32 elements in the memory of
+ * cfg.device. With cfg.memory.states host or file, states and the masters of bf16 weights are in pinned host
+ * memory instead. */
 struct zero_update {
     const char *tensor;
     /* Index in the table of zero_wrap. */

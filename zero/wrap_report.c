@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* wrap_report.c: the log lines of a successful zero_wrap: what the configuration means here, and what is
  * allowed but rarely meant. */
+#include "zero/checkpoint/save.h"
 #include "zero/context.h"
 
 /* Says how gradients are added up if cfg.memory.grad_in_place or grad_sum_dtype is set. */
@@ -10,8 +11,8 @@ static void report_how_gradients_add_up(struct zero_ctx *z)
     if (o->grad_sum_dtype == ZERO_BF16 && o->deterministic && zr_most_micro_batches(o) > 1 &&
         z->world.rank == 0)
         zr_info(o->log,
-                "grad_sum_dtype is bf16: the bits depend on grad_accum_steps, because the sum of each "
-                "micro-batch is rounded");
+                "grad_sum_dtype is bf16: the bits depend on grad_accum_steps, because sums are rounded after "
+                "each micro-batch");
     if (!o->grad_in_place || zr_most_micro_batches(o) == 1)
         return;
     if (z->plan->spec.reduce_each)
@@ -178,6 +179,15 @@ static void report_groups(const struct zero_ctx *z)
     }
 }
 
+/* Reports a seed that nothing uses. */
+static void report_seed(const struct zero_ctx *z)
+{
+    const struct zr_options *o = &z->config.options;
+    if (o->seed && z->world.rank == 0 && !zr_rounds_at_random(z))
+        zr_info(o->log, "seed is %lld, which has no effect: nothing is rounded at random",
+                (long long)o->seed);
+}
+
 static void report_state_file(const struct zero_ctx *z)
 {
     const struct zr_state_file *f = z->states;
@@ -218,6 +228,7 @@ void zr_wrap_report(struct zero_ctx *z)
     report_uncut_tp(z);
     report_bubble(z);
     report_groups(z);
+    report_seed(z);
     report_states(z);
     report_how_gradients_add_up(z);
     report_default_stream(z);

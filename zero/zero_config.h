@@ -215,7 +215,7 @@ struct zero_config {
         /* With ZERO_STATES_FILE: an existing folder on a local disk (may differ). zero_wrap makes this rank's
          * file there. ZERO_STATES_DIR overrides it. Default NULL. */
         const char *states_dir;
-        /* + Seed of rounding at random, 0 to 2^53 - 1. Checkpoints record it, but a load keeps this one.
+        /* + Seed of rounding at random, 0 to 2^53 - 1. Checkpoints record it, but a load does not set it.
          * Default 0. */
         int64_t seed;
         /* The n_order calls of one micro-batch; copied. They size slots, and declare how many backward

@@ -97,10 +97,7 @@ static void host_sum_squares(struct zr_exact_sum *acc, const void *x, enum zero_
 /* The compiler knows dtype where this is inlined. */
 ALWAYS_INLINE float bits_as_float(uint32_t bits, enum zero_dtype dtype)
 {
-    float x;
-    bits = dtype == ZERO_BF16 ? bits << 16 : bits;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    return zr_bits_float(dtype == ZERO_BF16 ? bits << 16 : bits);
 }
 
 #define MAXIMUM(T, dtype)                                                                                    \

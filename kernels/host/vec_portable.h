@@ -91,16 +91,12 @@ typedef uint16_t __attribute__((may_alias)) vec_bits16;
 
 ZR_HOST_DEVICE vec vec_load_bf16(const void *p)
 {
-    uint32_t bits = (uint32_t) * (const vec_bits16 *)p << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    return zr_bf16_value(*(const vec_bits16 *)p);
 }
 
 ZR_HOST_DEVICE void vec_store_bf16(void *p, vec v)
 {
-    uint32_t bits;
-    memcpy(&bits, &v, sizeof bits);
+    const uint32_t bits = zr_float_bits(v);
     /* Adds half of the last place, less one unless that place is odd. This carries exactly when rounding to
      * even goes up. */
     uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

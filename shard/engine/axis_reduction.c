@@ -23,13 +23,6 @@ struct zr_axis_reduction zr_last_reduction(const struct zr_engine *e)
     return e->plan->spec.outer ? zr_outer_reduction(e) : zr_inner_reduction(e);
 }
 
-/* The cut of a group's sum of the flat's inner slice into the groups' slices. */
-static struct zr_cut group_sum_cut(const struct zr_engine *e, const struct zr_flat *f, enum zero_dtype dtype)
-{
-    const struct zr_cut cut = zr_flat_groups_cut(f, e->at.inner);
-    return zr_flat_sums_cut(f, &cut, dtype);
-}
-
 /* Without groups the sum goes where the optimizer looks for it, or to the reduce slot. With groups it goes
  * where the reduction between groups starts. */
 static struct zr_reduce_seg inner_seg(const struct zr_engine *e, const struct zr_flat *f,
@@ -51,7 +44,7 @@ static struct zr_reduce_seg outer_seg(const struct zr_engine *e, const struct zr
 {
     return (struct zr_reduce_seg){.src = zr_plan_inner_sum(e->plan, f, e->at, a->group_slot),
                                   .dst = zr_plan_reduced(e->plan, f, e->at, a->sum),
-                                  .cut = group_sum_cut(e, f, ZERO_F32),
+                                  .cut = zr_flat_group_sums_cut(f, e->at.inner, ZERO_F32),
                                   .dtype = ZERO_F32,
                                   .accumulate = a->accumulate && !zr_has_reduce_slot(e, f)};
 }
@@ -122,7 +115,7 @@ static struct zr_cut sum_cut(const struct zr_engine *e, const struct zr_axis_red
                              const struct zr_flat *f)
 {
     if (r->axis == ZR_OUTER)
-        return group_sum_cut(e, f, f->sum_dtype);
+        return zr_flat_group_sums_cut(f, e->at.inner, f->sum_dtype);
     return zr_flat_sums_cut(f, &f->inner, f->sum_dtype);
 }
 

@@ -143,16 +143,13 @@ int zr_engine_compare_buffer(struct zr_engine *e, int32_t tensor, int64_t *eleme
 static double buffer_value_at(const char *at, enum zero_dtype dtype)
 {
     uint16_t bf16;
-    uint32_t bits;
     float x;
     if (dtype == ZERO_F32) {
         memcpy(&x, at, sizeof x);
         return (double)x;
     }
     memcpy(&bf16, at, sizeof bf16);
-    bits = (uint32_t)bf16 << 16;
-    memcpy(&x, &bits, sizeof x);
-    return (double)x;
+    return (double)zr_bf16_value(bf16);
 }
 
 /* Averages all ranks' values, which lie slot_bytes apart, and writes the means over the first rank's. The sum

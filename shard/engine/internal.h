@@ -470,25 +470,29 @@ void zr_parts_close(struct zr_engine *e);
 /* Returns the address of a value of element `first` in the part that is open. kind: ZR_VALUE_MASTER, a state,
  * or ZR_SCALE of a state, for the scale of the element's block. */
 char *zr_part_at(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first);
-/* Whether that value of the flat is in the file. zr_part_place returns the offset of its element `first`
- * there, and cuts *n to the elements that follow it in the same part. */
+/* Returns whether values of that kind of the flat are in the file. */
 bool zr_part_has(const struct zr_engine *e, const struct zr_flat *f, int kind);
+/* Returns the offset in the file of such a value of element `first`. Limits *n to the elements from there on
+ * that are in the same part. */
 int64_t zr_part_place(const struct zr_engine *e, const struct zr_flat *f, int kind, int64_t first,
                       int64_t *n);
-/* Between steps: zr_part_use opens the part of element `first`, and cuts *n to its elements. Masters and
- * states then have addresses until another part is used, or until zr_engine_drain. If `changes` is set,
- * zr_part_leave writes the part back at that moment. Both block. */
+/* Between steps: opens the part with element `first`, and limits *n to its elements from there on. The part's
+ * masters and states then have addresses, until another part is opened or zr_engine_drain is called. If
+ * `changes` is set, the part is written back then. Blocks. */
 int zr_part_use(struct zr_engine *e, const struct zr_flat *f, int64_t first, bool changes, int64_t *n);
+/* Closes the part that zr_part_use has opened, and writes it back if it was changed. Blocks. */
 int zr_part_leave(struct zr_engine *e);
 
-/* Finds the next part of a unit, from part *k of flat number *flat of the unit on. */
+/* Finds the first part of the unit that is not before part *k of the unit's flat number *flat, and sets both.
+ * Returns false if there is none. */
 bool zr_next_part(const struct zr_engine *e, int32_t unit, int32_t *flat, int64_t *k,
                   struct zr_state_part *part);
-/* In a job: request a part, or the first part of the unit that is updated next. unit -1: none is. */
+/* In a job: requests a part from the file. */
 int zr_part_read_ahead(struct zr_engine *e, const struct zr_state_part *part);
+/* Requests the first part of `unit`, which is updated next. -1: no unit is. */
 int zr_parts_read_ahead(struct zr_engine *e, int32_t unit);
-/* Begin and end the update of a part, in order. Between them it is open. zr_part_begin requests it unless it
- * was read ahead. */
+/* Begins the update of a part, and requests the part if it was not read ahead. Its masters and states have
+ * addresses until zr_part_end, which requests the write. Parts are updated in the order of requests. */
 int zr_part_begin(struct zr_engine *e, const struct zr_state_part *part);
 int zr_part_end(struct zr_engine *e);
 /* Return how many parts a unit has, and the most operations that its UPDATE puts on the states stream. */

@@ -64,9 +64,9 @@ static int gather_residents(struct zr_engine *e)
     return err;
 }
 
-/* Stage 0: sends every rank's part of a value to all ranks, which keep all of it, through the staging of
- * zero_read. kind: ZR_VALUE_MASTER, a state, or ZR_SCALE of a state. All ranks have the same parts of the
- * file of states, if there is one. */
+/* At stage 0 every rank keeps all masters and states. This sends each rank's part of one of them to the other
+ * ranks, through the staging buffer of zero_read. kind is ZR_VALUE_MASTER, a state, or ZR_SCALE of a state.
+ * If these are in files, the parts are the same in the files of all ranks. */
 static int spread(struct zr_engine *e, const struct zr_flat *f, int kind)
 {
     const struct zr_device_ops *d = e->dev->ops;

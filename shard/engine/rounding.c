@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rounding.c: the noise for rounding at random. It is a function of the seed, the step, the
- * tensor's name, and the number of an element in the whole tensor. None of them depends on how tensors and
- * layers are cut, so all layouts give the same bits. */
+/* rounding.c: the noise for rounding at random. It depends on the seed, the step, the tensor's name, and the
+ * number of an element in the whole tensor. None of these depends on how tensors and layers are cut, so all
+ * layouts give the same bits. */
 #include "shard/engine/issue.h"
 #include "shard/tp_cut.h"
 

@@ -2,7 +2,9 @@
 /* test_checkpoint_foreign.c: tests weight files that other programs wrote, imported on 1 and 2 ranks. They
  * have all values of F16, dtypes that the library does not import, and NaN and infinity. Some are Git LFS
  * pointers or have an index of another export. */
+#include "kernels/state_codes.h"
 #include "test/cmocka.h"
+#include "test/stand_in/half.h"
 #include "test/zero/toy_net.h"
 
 #include <math.h>
@@ -30,17 +32,14 @@ static double value_of_f16(int bits)
  * which is how weights are rounded from masters, and otherwise the even one. */
 static float rounded(double x, bool away)
 {
-    float f = (float)x; /* exact */
-    uint32_t bits;
-    memcpy(&bits, &f, 4);
+    const float f = (float)x; /* exact */
+    const uint32_t bits = zr_float_bits(f);
     if (!(bits & 0xffff) || !isfinite(x))
         return f;
-    uint32_t below = bits & 0xffff0000, above = below + 0x10000;
-    float a, b;
-    memcpy(&a, &below, 4);
-    memcpy(&b, &above, 4);
-    double to_a = fabs(x - a), to_b = fabs(x - b);
-    return to_a < to_b || (to_a == to_b && !away && !(below >> 16 & 1)) ? a : b;
+    const uint16_t half = (uint16_t)(bits >> 16);
+    const float a = bf16_to_float(half), b = bf16_to_float((uint16_t)(half + 1));
+    const double to_a = fabs(x - a), to_b = fabs(x - b);
+    return to_a < to_b || (to_a == to_b && !away && !(half & 1)) ? a : b;
 }
 
 static bool same(float found, double wanted)
@@ -204,14 +203,7 @@ static void make_model(struct model *m, int nan_at)
 
 static float at(const void *values, int dtype, int64_t i)
 {
-    uint32_t bits = 0;
-    float x;
-    if (dtype == ZERO_F32)
-        memcpy(&bits, (const char *)values + 4 * i, 4);
-    else
-        memcpy((char *)&bits + 2, (const char *)values + 2 * i, 2);
-    memcpy(&x, &bits, 4);
-    return x;
+    return dtype == ZERO_F32 ? ((const float *)values)[i] : bf16_to_float(((const uint16_t *)values)[i]);
 }
 
 /* Checks that tensor t's elements are the converted values of the bits that identify them. */

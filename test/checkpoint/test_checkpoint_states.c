@@ -252,7 +252,8 @@ static void one_tensor(struct zero_tensor *table, int n, int stage)
             table[i].flags = 0;
 }
 
-/* layers of the tensor, elements of each, and whether they are whole blocks. */
+/* layers of the tensor, elements of each (0: its shape has only the layers), and whether they are whole
+ * blocks. */
 static void check_layers(int layers, int64_t elems, bool whole_blocks)
 {
     static const struct choice q8 = {ZERO_MASTERS_F32, ZERO_MOMENTS_Q8};
@@ -285,6 +286,7 @@ static void blocks_of_layers_are_kept_or_converted(void **state)
     check_layers(LAYERS, 70, false);
     check_layers(8, 20, false); /* whole blocks together */
     check_layers(LAYERS, 64, true);
+    check_layers(LAYERS, 0, false); /* a number per layer */
 }
 
 /* ---- rounding to nearest ---- */

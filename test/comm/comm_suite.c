@@ -34,19 +34,13 @@ static float value(uint64_t seed, int op, int rank, int64_t off, int64_t i)
 
 static uint16_t bf16_cut(float x)
 {
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    return (uint16_t)(u >> 16); /* truncates; any bf16 value will do */
+    return (uint16_t)(zr_float_bits(x) >> 16); /* truncates; any bf16 value will do */
 }
 
 static float element(uint64_t seed, enum zero_dtype t, int op, int rank, int64_t off, int64_t i)
 {
     float x = value(seed, op, rank, off, i);
-    if (t == ZERO_BF16) {
-        uint32_t u = (uint32_t)bf16_cut(x) << 16;
-        memcpy(&x, &u, 4);
-    }
-    return x;
+    return t == ZERO_BF16 ? bf16_to_float(bf16_cut(x)) : x;
 }
 
 static void put_elements(char *to, uint64_t seed, enum zero_dtype t, int op, int rank, int64_t off, int64_t n)

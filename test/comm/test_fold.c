@@ -21,17 +21,14 @@ static void draw(uint64_t seed)
         for (int k = 0; k < ELEMS; k++) {
             uint64_t x = random_next(&seed);
             uint32_t bits = (uint32_t)(x >> 41) | (uint32_t)(x & 1) << 31 | (uint32_t)(119 + x % 17) << 23;
-            memcpy(&source[i][k], &bits, sizeof bits);
+            source[i][k] = zr_bits_float(bits);
             narrow[i][k] = (uint16_t)(bits >> 16);
         }
 }
 
 static float element(int i, int k, bool wide)
 {
-    uint32_t bits = (uint32_t)narrow[i][k] << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return wide ? source[i][k] : x;
+    return wide ? source[i][k] : bf16_to_float(narrow[i][k]);
 }
 
 /* The fixed tree by its definition. */

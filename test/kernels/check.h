@@ -65,7 +65,7 @@ static inline float check_value(struct random_source *r)
     case 1:
         return -0.0f;
     case 2:
-        return float_of_bits((uint32_t)random_below(r, 0x800000)); /* subnormal */
+        return zr_bits_float((uint32_t)random_below(r, 0x800000)); /* subnormal */
     case 3:
         return random_normal(r) * 1e30f;
     case 4:
@@ -79,7 +79,7 @@ static inline float check_value(struct random_source *r)
  * defined. */
 static inline bool same_float(float a, float b)
 {
-    return bits_of_float(a) == bits_of_float(b) || (isnan(a) && isnan(b));
+    return zr_float_bits(a) == zr_float_bits(b) || (isnan(a) && isnan(b));
 }
 
 static inline void assert_same_floats(const char *what, const float *got, const float *want, int64_t n)
@@ -106,6 +106,18 @@ static inline void bench(const char *kernel, const char *isa, const char *where,
             best = t;
     } while (zr_now_ns() - start < 60000000);
     printf("%-28s %-9s %-6s %8.1f GB/s\n", kernel, isa, where, (double)(bytes_moved * repeat) / (double)best);
+}
+
+struct timed_update {
+    const struct zr_host_kernels *k;
+    struct zr_update u;
+};
+
+/* An update for bench. */
+static inline void run_update(void *arg)
+{
+    const struct timed_update *a = arg;
+    a->k->update(&a->u);
 }
 
 /* The two sizes of a bench, in elements: one fits in the second-level cache, the other is far beyond the

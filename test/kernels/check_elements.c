@@ -56,7 +56,7 @@ static void check_copy(void **state)
 /* The nearest bf16, found by comparing both neighbours. This does not depend on how the kernels round. */
 static uint16_t nearest_bf16(float x)
 {
-    uint32_t bits = bits_of_float(x);
+    uint32_t bits = zr_float_bits(x);
     if (isnan(x))
         return (uint16_t)(bits >> 16 | 0x40);
     uint16_t low = (uint16_t)(bits >> 16), high = (uint16_t)(low + 1); /* its two neighbours */
@@ -79,7 +79,7 @@ static void check_cast_all(void **state)
     FOR_EACH(uint32_t, l, low)
     {
         for (uint32_t i = 0; i < N; i++)
-            x[i] = float_of_bits(i << 16 | *l);
+            x[i] = zr_bits_float(i << 16 | *l);
         memset(half, 0xff, N * sizeof *half);
         k->cast(half, ZERO_BF16, x, ZERO_F32, N);
         for (uint32_t i = 0; i < N; i++)
@@ -88,7 +88,7 @@ static void check_cast_all(void **state)
                          nearest_bf16(x[i]));
         k->cast(back, ZERO_F32, half, ZERO_BF16, N);
         for (uint32_t i = 0; i < N; i++)
-            assert_int_equal(bits_of_float(back[i]), (uint32_t)half[i] << 16);
+            assert_int_equal(zr_float_bits(back[i]), (uint32_t)half[i] << 16);
     }
     free(x), free(back), free(half);
 }
@@ -138,7 +138,7 @@ static void check_cast_in_place(void **state)
         uint16_t *half = g.p, *want = malloc((size_t)(2 * *n));
         for (int64_t i = 0; i < *n; i++) {
             x[i] = (uint32_t)random_bits(&rng);
-            want[i] = nearest_bf16(float_of_bits(x[i]));
+            want[i] = nearest_bf16(zr_bits_float(x[i]));
         }
         k->cast(g.p, ZERO_BF16, g.p, ZERO_F32, *n);
         assert_memory_equal(half, want, (size_t)(2 * *n));
@@ -167,7 +167,7 @@ static void check_add_scale(void **state)
         memset(x, 0xff, (size_t)(4 * *n)); /* a factor of 1 keeps every bit */
         k->scale(x, *n, 1);
         for (int64_t i = 0; i < *n; i++)
-            assert_int_equal(bits_of_float(x[i]), 0xffffffff);
+            assert_int_equal(zr_float_bits(x[i]), 0xffffffff);
         free(was);
         guarded_close(&a), guarded_close(&b);
     }
@@ -178,7 +178,7 @@ static uint32_t check_bits(bool half)
 {
     const uint32_t sign = (uint32_t)random_below(&rng, 2) << 31,
                    payload = (uint32_t)random_bits(&rng) & 0x7fffff;
-    const uint32_t of[] = {bits_of_float(check_value(&rng)), sign, sign | 0x7f800000,
+    const uint32_t of[] = {zr_float_bits(check_value(&rng)), sign, sign | 0x7f800000,
                            sign | 0x7f800000 | payload, sign | 0x3f800000};
     return of[random_below(&rng, 5)] >> (half ? 16 : 0);
 }
@@ -194,7 +194,7 @@ static uint32_t greatest_bits(const uint32_t *x, int n, bool half)
     int best = 0;
     for (int s = 0; s < n; s++) {
         uint32_t wide = x[s] << (half ? 16 : 0), was = x[best] << (half ? 16 : 0);
-        if (is_nan_bits(wide) || (!is_nan_bits(was) && float_of_bits(wide) > float_of_bits(was)))
+        if (is_nan_bits(wide) || (!is_nan_bits(was) && zr_bits_float(wide) > zr_bits_float(was)))
             best = s;
     }
     return x[best];

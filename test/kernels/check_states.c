@@ -69,7 +69,7 @@ static void check_noise(void **state)
 /* The nearest bf16, ties away from zero, found by comparing both neighbours. */
 static uint16_t nearest_away(float x)
 {
-    const uint32_t bits = bits_of_float(x);
+    const uint32_t bits = zr_float_bits(x);
     const uint16_t low = (uint16_t)(bits >> 16), high = (uint16_t)(low + 1);
     if (isnan(x))
         return low | 0x40;
@@ -89,10 +89,10 @@ static void check_remainder(void **state)
         uint32_t bits = n == all ? (uint32_t)i : offset + (uint32_t)((uint64_t)i * (uint64_t)(all / n));
         if (n < all && i % 2) /* near a tie */
             bits = (bits & 0xffff0000u) | (0x7ffeu + bits % 5);
-        const float x = float_of_bits(bits), back = zr_join_master(zr_round_away(x), zr_remainder_of(x));
-        if (bits_of_float(back) != (isnan(x) ? bits | 0x400000 : bits) || zr_round_away(x) != nearest_away(x))
+        const float x = zr_bits_float(bits), back = zr_join_master(zr_round_away(x), zr_remainder_of(x));
+        if (zr_float_bits(back) != (isnan(x) ? bits | 0x400000 : bits) || zr_round_away(x) != nearest_away(x))
             fail_msg("%08x becomes %04x and %04x, which are %08x", bits, zr_round_away(x), zr_remainder_of(x),
-                     bits_of_float(back));
+                     zr_float_bits(back));
     }
 }
 
@@ -102,22 +102,22 @@ static void check_random_bf16(void **state)
     (void)state;
     for (int i = 0; i < 300; i++) {
         static const uint32_t ends[] = {0x7fffffff, 0xffffffff, 0xff7fffff, 0xff800000};
-        const float x = float_of_bits(i < 4 ? ends[i] : (uint32_t)random_bits(&rng));
+        const float x = zr_bits_float(i < 4 ? ends[i] : (uint32_t)random_bits(&rng));
         const bool top = isfinite(x) && fabsf(x) > bf16_to_float(0x7f7f);
         int64_t ups = 0;
         for (uint32_t noise = 0; noise < 0x10000; noise++) {
             const uint16_t half = zr_round_random(x, noise << 16 | noise);
-            ups += half - (bits_of_float(x) >> 16);
+            ups += half - (zr_float_bits(x) >> 16);
             if (isnan(x))
-                assert_int_equal(half, bits_of_float(x) >> 16 | 0x40);
+                assert_int_equal(half, zr_float_bits(x) >> 16 | 0x40);
         }
         if (!isnan(x))
-            assert_int_equal(ups, top ? 0 : bits_of_float(x) & 0xffff);
+            assert_int_equal(ups, top ? 0 : zr_float_bits(x) & 0xffff);
     }
     for (uint32_t sign = 0; sign < 2; sign++) {
-        assert_int_equal(zr_round_random(float_of_bits(sign << 31 | 0x7f7fffff), 0xffffffff),
+        assert_int_equal(zr_round_random(zr_bits_float(sign << 31 | 0x7f7fffff), 0xffffffff),
                          sign << 15 | 0x7f7f);
-        assert_int_equal(zr_round_random(float_of_bits(sign << 31 | 0x7f800000), 0xffffffff),
+        assert_int_equal(zr_round_random(zr_bits_float(sign << 31 | 0x7f800000), 0xffffffff),
                          sign << 15 | 0x7f80);
     }
 }
@@ -507,7 +507,7 @@ static void draw(float *x, int64_t n, bool squares, bool finite)
         x[i] = random_below(&rng, 9) ? random_normal(&rng) : 0;
         x[i] = squares ? x[i] * x[i] : x[i];
         if (!finite && random_below(&rng, 20) == 0)
-            x[i] = float_of_bits((uint32_t)random_bits(&rng));
+            x[i] = zr_bits_float((uint32_t)random_bits(&rng));
     }
 }
 
@@ -621,7 +621,7 @@ static void check_500_steps(void **state)
     for (int i = 0; i < MANY; i++) {
         const float w = ((float *)a.master.p)[i];
         const uint16_t half = ((uint16_t *)b.param.p)[i], low = ((uint16_t *)b.remainder.p)[i];
-        assert_true(bits_of_float(w) == bits_of_float(zr_join_master(half, low)));
+        assert_true(zr_float_bits(w) == zr_float_bits(zr_join_master(half, low)));
         assert_int_equal(half, nearest_away(w));
     }
     for (int i = 0; i < N_ARRAYS; i++)
@@ -676,15 +676,6 @@ static void check_squares(void **state)
 #endif
 }
 
-static void run_update(void *arg)
-{
-    const struct {
-        const struct zr_host_kernels *k;
-        struct zr_update u;
-    } *a = arg;
-    a->k->update(&a->u);
-}
-
 static void time_states(const struct zr_host_kernels *k)
 {
     static const char *const masters_names[] = {"f32", "remainder", "none"}, *const moments_names[] = {
@@ -694,10 +685,7 @@ static void time_states(const struct zr_host_kernels *k)
         for (int moments = 0; moments <= ZERO_MOMENTS_Q8; moments++) {
             struct arrays a =
                 open_arrays(&variants[0], (enum zero_masters)masters, (enum zero_moments)moments, s->n, 0);
-            struct {
-                const struct zr_host_kernels *k;
-                struct zr_update u;
-            } timed;
+            struct timed_update timed = {.k = k};
             char name[64];
             const int64_t weight = masters == ZERO_MASTERS_F32         ? 10
                                    : masters == ZERO_MASTERS_REMAINDER ? 8
@@ -707,7 +695,7 @@ static void time_states(const struct zr_host_kernels *k)
                 memset(array_of(&a, i)->p, 0, (size_t)array_of(&a, i)->bytes);
             for (int64_t i = 0; i < s->n; i++)
                 ((float *)a.grad.p)[i] = random_unit(random_bits(&rng));
-            timed.k = k, timed.u = a.u;
+            timed.u = a.u;
             snprintf(name, sizeof name, "adamw %s, %s", masters_names[masters], moments_names[moments]);
             bench(name, k->name, s->where, s->n * (4 + weight + 4 * zr_moments_bytes(a.u.moments)),
                   run_update, &timed);

@@ -223,15 +223,6 @@ static void check_pieces(void **state)
     }
 }
 
-static void run_update(void *arg)
-{
-    const struct {
-        const struct zr_host_kernels *k;
-        struct zr_update u;
-    } *a = arg;
-    a->k->update(&a->u);
-}
-
 static void time_update(const struct zr_host_kernels *k)
 {
     FOR_EACH(struct bench_size, s, bench_sizes)
@@ -244,10 +235,7 @@ static void time_update(const struct zr_host_kernels *k)
             if (v->t == 1 || out == OUT_MASTER || out == OUT_F32)
                 continue;
             struct zr_step_scalars scalars = {.grad_scale = 1};
-            struct {
-                const struct zr_host_kernels *k;
-                struct zr_update u;
-            } a = {k, make_update(v)};
+            struct timed_update a = {k, make_update(v)};
             char name[64];
             a.u.n = s->n;
             a.u.master = x[0], a.u.grad = x[1];

@@ -63,18 +63,4 @@ static inline float random_normal(struct random_source *r)
     return (float)sum;
 }
 
-static inline float float_of_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static inline uint32_t bits_of_float(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
 #endif

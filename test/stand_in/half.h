@@ -4,30 +4,26 @@
 #ifndef ZR_TEST_STAND_IN_HALF_H
 #define ZR_TEST_STAND_IN_HALF_H
 
+#include "kernels/state_codes.h"
+
 #include <math.h>
 #include <stdint.h>
-#include <string.h>
 
 static inline float bf16_to_float(uint16_t h)
 {
-    uint32_t bits = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
+    return zr_bits_float((uint32_t)h << 16);
 }
 
 static inline uint16_t bf16_from_float(float f)
 {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
+    const uint32_t bits = zr_float_bits(f);
     return (uint16_t)(f != f ? (bits >> 16 | 0x40) : (bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 /* Ties are rounded away from zero, as masters are to weights. */
 static inline uint16_t bf16_ties_away(float f)
 {
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
+    const uint32_t bits = zr_float_bits(f);
     return (uint16_t)(f != f ? (bits >> 16 | 0x40) : (bits + 0x8000) >> 16);
 }
 

@@ -2,6 +2,7 @@
 /* pp_model.c: pipeline stages, gradients, hashes and weight maps of the model in pp_model.h. */
 #include "test/zero/pp_model.h"
 #include "test/cmocka.h"
+#include "test/stand_in/half.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -74,27 +75,19 @@ float pp_value(int tensor, int draw, int64_t whole)
 
 void pp_put(int dtype, void *at, int64_t i, float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
     if (dtype == ZERO_I32)
         ((int32_t *)at)[i] = (int32_t)(x * 256);
     else if (dtype == ZERO_BF16)
-        ((uint16_t *)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        ((uint16_t *)at)[i] = bf16_from_float(x);
     else
         ((float *)at)[i] = x;
 }
 
 float pp_get(int dtype, const void *at, int64_t i)
 {
-    uint32_t bits;
-    float x;
     if (dtype == ZERO_I32)
         return (float)((const int32_t *)at)[i] / 256;
-    if (dtype != ZERO_BF16)
-        return ((const float *)at)[i];
-    bits = (uint32_t)((const uint16_t *)at)[i] << 16;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    return dtype == ZERO_BF16 ? bf16_to_float(((const uint16_t *)at)[i]) : ((const float *)at)[i];
 }
 
 /* ---- one rank's model ---- */

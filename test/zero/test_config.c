@@ -798,6 +798,8 @@ static void test_value_texts(void **state)
         {"beta1", 0.5, "0.5"},
         {"grad_scale", 1e300, "1e+300"},
         {"param_budget_bytes", 0x1p63, "9.22337204e+18"},
+        {"seed", 1764501235, "1764501235"},
+        {"seed", 0x1p53 - 1, "9007199254740991"},
         {"n_tensors", 1e6, "1000000"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)

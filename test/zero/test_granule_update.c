@@ -149,8 +149,29 @@ static void test_three(void **state)
         }
 }
 
+/* The parts of a file of states are multiples of 32 elements, but not of every granule. */
+static void test_file(void **state)
+{
+    struct zero_config cfg = ZERO_CONFIG_INIT;
+    struct zero_plan_info info;
+    static void *nowhere;
+    struct zero_tensor t = {
+        .name = "w", .param = &nowhere, .grad = &nowhere, .shape = {320}, .dtype = ZERO_F32, .granule = 5};
+    cfg.launch.world = 1;
+    cfg.memory.states = ZERO_STATES_FILE;
+    cfg.memory.states_dir = "/tmp";
+    assert_int_equal(zero_plan(&t, 1, &cfg, &info), 0); /* a named optimizer does not need whole granules */
+    cfg.optim.update = update;
+    cfg.optim.weight_decay = 0;
+    assert_int_equal(zero_plan(&t, 1, &cfg, &info), ZERO_ERR_ARG);
+    assert_non_null(strstr(zero_last_error(), "tensors[0] (w): granule is 5"));
+    t.granule = 16;
+    assert_int_equal(zero_plan(&t, 1, &cfg, &info), 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_granules), cmocka_unit_test(test_three)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_granules), cmocka_unit_test(test_three),
+                                       cmocka_unit_test(test_file)};
     return cmocka_run_group_tests_name("granules", tests, NULL, NULL);
 }

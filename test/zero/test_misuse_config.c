@@ -51,6 +51,8 @@ MISUSE("states in 8 bits, with no states", ALL, BOTH,
        LOGS("moments is q8, which has no effect: the optimizer has no states"), .only_rank_0 = true)
 MISUSE("a folder for states that are in memory", ALL, BOTH, p->cfg.memory.states_dir = "/tmp", train(p),
        LOGS("states_dir is set, but states is device: it has no effect"), .only_rank_0 = true)
+MISUSE("a seed without random rounding", ALL, BOTH, p->cfg.memory.seed = 7, train(p),
+       LOGS("seed is 7, which has no effect: nothing is rounded at random"), .only_rank_0 = true)
 MISUSE("HFSDP below stage 3", S0 | S1 | S2, W2, p->cfg.hybrid = ZERO_HFSDP, train(p),
        LOGS("hybrid is hfsdp but stage is", "it has no effect"), .only_rank_0 = true)
 MISUSE("the same, alone", S0 | S1 | S2, W1, p->cfg.hybrid = ZERO_HFSDP, train(p), TRAINS)

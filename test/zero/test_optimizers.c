@@ -6,6 +6,7 @@
  * have the same bits, and memory must be what each optimizer's states need. The ranges that optim.update gets
  * are checked too. */
 #include "test/kernels/optimizer_references.h"
+#include "test/stand_in/half.h"
 #include "test/zero/toy_net.h"
 #include "test/zero/where.h"
 
@@ -74,24 +75,10 @@ static float noise(int64_t a, int64_t b)
     return random_unit(random_mix(random_mix((uint64_t)a) + (uint64_t)b));
 }
 
-static float from_bf16(uint16_t h)
-{
-    float x;
-    zr_host_kernels(ZR_ISA_PORTABLE)->cast(&x, ZERO_F32, &h, ZERO_BF16, 1);
-    return x;
-}
-
-static uint16_t to_bf16(float x)
-{
-    uint16_t h;
-    zr_host_kernels(ZR_ISA_PORTABLE)->cast(&h, ZERO_BF16, &x, ZERO_F32, 1);
-    return h;
-}
-
 /* Rounds x to the tensor's dtype. */
 static float rounded(int t, float x)
 {
-    return specs[t].bf16 ? from_bf16(to_bf16(x)) : x;
+    return specs[t].bf16 ? bf16_to_float(bf16_from_float(x)) : x;
 }
 
 static float first_weight(int t, int64_t i)
@@ -196,7 +183,7 @@ static void make_model(struct model *m)
                                            .group = s->group};
         for (int64_t i = 0; i < elems(t); i++)
             if (s->bf16)
-                ((uint16_t *)m->param[t])[i] = to_bf16(first_weight(t, i));
+                ((uint16_t *)m->param[t])[i] = bf16_from_float(first_weight(t, i));
             else
                 ((float *)m->param[t])[i] = first_weight(t, i);
     }
@@ -236,8 +223,8 @@ static int train(struct toy_rank *r, struct model *m, zero_ctx *z, const struct 
                     continue;
                 for (int64_t i = layer * n; i < (layer + 1) * n; i++) {
                     if (specs[t].bf16) {
-                        float w = from_bf16(((uint16_t *)m->param[t])[i]);
-                        ((uint16_t *)m->grad[t])[i] = to_bf16(gradient(t, i, w, step, r->rank));
+                        float w = bf16_to_float(((uint16_t *)m->param[t])[i]);
+                        ((uint16_t *)m->grad[t])[i] = bf16_from_float(gradient(t, i, w, step, r->rank));
                     } else {
                         float w = ((float *)m->param[t])[i];
                         ((float *)m->grad[t])[i] = gradient(t, i, w, step, r->rank);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* test_pp.c: a model with pipeline stages. For any number of pipeline stages, schedule and division of the
  * data, weights, states, norms and losses have the bits of the model on one rank. */
+#include "kernels/state_codes.h"
 #include "test/cmocka.h"
 #include "test/first_error.h"
 #include "test/zero/pipeline_ranks.h"
@@ -433,11 +434,8 @@ static int hash_stage(struct toy_rank *r, struct model *m, zero_ctx *z, int tp)
             uint64_t hash = 1469598103934665603u + (uint64_t)((m->first * OF_LAYER + t) * 3 + v);
             memset(w, 0xff, sizeof w);
             OR_RETURN(zero_read(z, m->first_tensor + t, values[v], 0, n_elems(t, tp), w));
-            for (int64_t i = 0; i < n_elems(t, tp); i++) {
-                uint32_t bits;
-                memcpy(&bits, &w[i], sizeof bits);
-                hash = (hash ^ bits) * 1099511628211u;
-            }
+            for (int64_t i = 0; i < n_elems(t, tp); i++)
+                hash = (hash ^ zr_float_bits(w[i])) * 1099511628211u;
             r->hash += hash ^ hash >> 29;
         }
     return 0;

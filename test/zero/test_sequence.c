@@ -3,7 +3,9 @@
  * only its own rows. With equal tp, all stages and divisions of the data give the same bits. With any tp,
  * with or without sequence parallelism, losses, norms and weights are close to a reference in double that is
  * not cut. */
+#include "kernels/state_codes.h"
 #include "test/cmocka.h"
+#include "test/stand_in/half.h"
 #include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
@@ -56,28 +58,13 @@ static int own_end(const struct way *w);
 
 #include "test/zero/tp_reference.inc"
 
-static float of_bf16(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-static uint16_t to_bf16(float f)
-{
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 /* Returns weight i of a tensor of the whole model (s, b, w1 and w2 of each layer), exact in bf16. */
 static double first_value(int tensor, int64_t i)
 {
     uint32_t seed = 99u + 40503u * (uint32_t)(tensor * 1009 + i);
     draw(&seed), draw(&seed);
     double x = draw(&seed);
-    return of_bf16(to_bf16((float)(tensor % 4 == 0 ? 1 + 0.2 * x : 0.5 * x)));
+    return bf16_to_float(bf16_from_float((float)(tensor % 4 == 0 ? 1 + 0.2 * x : 0.5 * x)));
 }
 
 /* ---- one rank ---- */
@@ -172,7 +159,7 @@ static int begin_layer(struct way *w, int l, enum zero_phase phase)
         OR_RETURN(zero_begin(w->z, l, phase));
     for (int t = 4 * l; t < 4 * l + 4; t++)
         for (int64_t i = 0; i < n_elems(t, w->s->tp); i++) {
-            w->w[t][i] = w->s->bf16 ? of_bf16(((uint16_t *)w->param[t])[i]) : ((float *)w->param[t])[i];
+            w->w[t][i] = w->s->bf16 ? bf16_to_float(((uint16_t *)w->param[t])[i]) : ((float *)w->param[t])[i];
             w->dw[t][i] = 0;
         }
     return 0;
@@ -183,7 +170,8 @@ static int end_layer(struct way *w, int l, enum zero_phase phase)
     for (int t = 4 * l; phase == ZERO_BACKWARD && t < 4 * l + 4; t++)
         for (int64_t i = 0; i < n_elems(t, w->s->tp); i++)
             if (w->s->bf16)
-                ((uint16_t *)w->grad[t])[i] = to_bf16(of_bf16(((uint16_t *)w->grad[t])[i]) + w->dw[t][i]);
+                ((uint16_t *)w->grad[t])[i] =
+                    bf16_from_float(bf16_to_float(((uint16_t *)w->grad[t])[i]) + w->dw[t][i]);
             else
                 ((float *)w->grad[t])[i] += w->dw[t][i];
     return w->s->unbracketed ? 0 : zero_end(w->z, l, phase);
@@ -207,7 +195,7 @@ static struct way *make_way(const struct setup *s, int part)
         for (int64_t i = 0; i < n_elems(t, s->tp); i++) {
             float x = (float)first_value(t, element_of(t, s->tp, part, i));
             if (s->bf16)
-                ((uint16_t *)w->param[t])[i] = to_bf16(x);
+                ((uint16_t *)w->param[t])[i] = bf16_from_float(x);
             else
                 ((float *)w->param[t])[i] = x;
         }
@@ -269,9 +257,7 @@ static int one_step(struct toy_rank *r, struct way *w, int step, int dp, int n_d
 
 static void add_bits(uint64_t *hash, float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    *hash = (*hash ^ bits) * 1099511628211u;
+    *hash = (*hash ^ zr_float_bits(x)) * 1099511628211u;
 }
 
 /* r->hash: hash of all weights on this rank; *of_whole: hash of those that tensor parallelism does not cut */
@@ -465,7 +451,7 @@ static void fill(char *x, int64_t n, int part, bool bf16)
 {
     for (int64_t i = 0; i < n; i++)
         if (bf16)
-            ((uint16_t *)x)[i] = to_bf16(element(part, i));
+            ((uint16_t *)x)[i] = bf16_from_float(element(part, i));
         else
             ((float *)x)[i] = element(part, i);
 }

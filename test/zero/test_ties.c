@@ -3,6 +3,7 @@
  * head's matrix. Any number of pipeline stages must give the bits of the model on one rank. */
 #include "test/cmocka.h"
 #include "test/first_error.h"
+#include "test/stand_in/half.h"
 #include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
@@ -51,21 +52,13 @@ struct model {
 
 static float get(const struct model *m, const void *at, int64_t i)
 {
-    uint32_t bits;
-    float x;
-    if (!m->bf16)
-        return ((const float *)at)[i];
-    bits = (uint32_t)((const uint16_t *)at)[i] << 16;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    return m->bf16 ? bf16_to_float(((const uint16_t *)at)[i]) : ((const float *)at)[i];
 }
 
 static void put(const struct model *m, void *at, int64_t i, float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
     if (m->bf16)
-        ((uint16_t *)at)[i] = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        ((uint16_t *)at)[i] = bf16_from_float(x);
     else
         ((float *)at)[i] = x;
 }

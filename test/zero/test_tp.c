@@ -2,7 +2,9 @@
 /* test_tp.c: tensor parallelism, with a model that is cut over the tp axis of a mesh. With equal tp, all
  * stages and divisions of the data give the same bits. With any tp, losses, norms and weights are close to a
  * reference in double that is not cut. */
+#include "kernels/state_codes.h"
 #include "test/cmocka.h"
+#include "test/stand_in/half.h"
 #include "test/zero/pipeline_ranks.h"
 #include "test/zero/sample.h"
 #include "test/zero/toy_net.h"
@@ -191,9 +193,7 @@ static int look_at_weights(struct toy_rank *r, zero_ctx *z, int part)
         OR_RETURN(zero_read(z, t, ZERO_VALUE_PARAM, 0, n_elems(t, s->tp), w));
         for (int64_t i = 0; i < n_elems(t, s->tp); i++) {
             double want = s->want->w[t][element_of(t, s->tp, part, i)];
-            uint32_t bits;
-            memcpy(&bits, &w[i], sizeof bits);
-            hash = (hash ^ bits) * 1099511628211u;
+            hash = (hash ^ zr_float_bits(w[i])) * 1099511628211u;
             if (!near((double)w[i], want, 1e-5))
                 toy_wrong(r, "element %d of tensor %d of part %d is %.9g instead of %.9g", (int)i, t, part,
                           (double)w[i], want);
@@ -252,14 +252,6 @@ static void the_same_bits_however_data_is_cut(void **state)
 
 enum { MAX_ELEMS = 600001 };
 
-static float bf16_value(uint16_t x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
 /* Returns an element on a tensor-parallel rank. Some are large and of both signs. */
 static float element(int part, int64_t i, bool bf16)
 {
@@ -269,22 +261,15 @@ static float element(int part, int64_t i, bool bf16)
     return bf16 ? (float)(int)(x * 64) : (float)x; /* most have at most 8 bits, so sums of few are exact */
 }
 
-static uint16_t to_bf16(float f)
-{
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}
-
 static double get(const void *x, int64_t i, bool bf16)
 {
-    return (double)(bf16 ? bf16_value(((const uint16_t *)x)[i]) : ((const float *)x)[i]);
+    return (double)(bf16 ? bf16_to_float(((const uint16_t *)x)[i]) : ((const float *)x)[i]);
 }
 
 static void put(void *x, int64_t i, bool bf16, float value)
 {
     if (bf16)
-        ((uint16_t *)x)[i] = to_bf16(value);
+        ((uint16_t *)x)[i] = bf16_from_float(value);
     else
         ((float *)x)[i] = value;
 }
@@ -302,7 +287,8 @@ static int check_sum(struct toy_rank *r, zero_ctx *z, int64_t n, bool bf16, bool
     for (int64_t i = 0; i < n; i++) {
         double sum = 0, size_of = 1e-30;
         for (int p = 0; p < r->world; p++) {
-            double x = (double)(bf16 ? bf16_value(to_bf16(element(p, i, true))) : element(p, i, false));
+            double x =
+                (double)(bf16 ? bf16_to_float(bf16_from_float(element(p, i, true))) : element(p, i, false));
             sum += x;
             size_of += fabs(x);
         }
@@ -331,7 +317,7 @@ static int check_most(struct toy_rank *r, zero_ctx *z, int64_t n, bool bf16, boo
         double got = get(to, i, bf16), most = -INFINITY;
         for (int p = 0; p < r->world; p++) {
             float x = element(p, i, bf16);
-            most = fmax(most, (double)(bf16 ? bf16_value(to_bf16(x)) : x));
+            most = fmax(most, (double)(bf16 ? bf16_to_float(bf16_from_float(x)) : x));
         }
         bad += i == nan_at ? got == got : got != most;
     }

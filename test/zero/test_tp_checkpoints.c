@@ -3,6 +3,7 @@
  * bits. With ZERO_WHOLE, the library cuts whole values as a program would. The test computes element by
  * element where each part lies in the whole. */
 #include "test/cmocka.h"
+#include "test/stand_in/half.h"
 #include "test/zero/pipeline_ranks.h"
 
 #include <dirent.h>
@@ -65,13 +66,6 @@ static float value_of(int tensor, int kind, int64_t whole)
     return kind == 0 && x % 2 ? -f : f;
 }
 
-static uint16_t to_bf16(float f)
-{
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    return (uint16_t)(bits >> 16);
-}
-
 /* ---- one rank ---- */
 
 static int world_of(const struct mesh *m)
@@ -123,7 +117,7 @@ static struct model *make_model(int tp)
 static void put_value(enum zero_dtype dtype, void *values, int64_t i, float f)
 {
     if (dtype == ZERO_BF16)
-        ((uint16_t *)values)[i] = to_bf16(f);
+        ((uint16_t *)values)[i] = bf16_from_float(f);
     else
         ((float *)values)[i] = f;
 }
@@ -269,7 +263,7 @@ static int write_all(struct toy_rank *r, struct model *m, zero_ctx *z, int tp, i
             for (int64_t i = 0; i < n; i++) {
                 int64_t whole = whole_of(s, tp, part, i);
                 x[i] = whole < 0 ? 77 : value_of(t, k, whole); /* checkpoints do not have padding */
-                narrow[i] = to_bf16(x[i]);
+                narrow[i] = bf16_from_float(x[i]);
             }
             int err = zero_write(z, t, values[k], 0, n, k == 0 && s->dtype == ZERO_BF16 ? (void *)narrow : x);
             if (err)
@@ -308,7 +302,7 @@ static int train(struct model *m, zero_ctx *z, int tp, int part)
                 int64_t whole = whole_of(s, tp, part, i);
                 float g = whole < 0 ? 0 : value_of(t, 3, whole);
                 if (s->dtype == ZERO_BF16)
-                    ((uint16_t *)m->grad[t])[i] = to_bf16(g);
+                    ((uint16_t *)m->grad[t])[i] = bf16_from_float(g);
                 else
                     ((float *)m->grad[t])[i] = g;
             }

@@ -320,7 +320,7 @@ static int get_precision(const char *file, const json_t *o, const char *name, st
     t->moments = (enum zero_moments)moments;
     t->stacked = stacked != NULL;
     if ((t->masters && strcmp(t->dtype, "BF16") != 0) || (t->moments && !t->n_states) ||
-        (stacked && (!json_is_true(stacked) || t->moments != ZERO_MOMENTS_Q8 || t->n_dims < 2)) ||
+        (stacked && (!json_is_true(stacked) || t->moments != ZERO_MOMENTS_Q8)) ||
         (t->moments == ZERO_MOMENTS_Q8 && t->parts && !cut_fits_blocks(t)))
         return zr_fail(ZERO_ERR_IO, "%s: tensor %s: masters, moments and stacked do not fit it", file, name);
     return 0;

@@ -68,8 +68,9 @@ struct zr_manifest {
     int64_t n_skipped;
     /* Micro-batches of all ranks, in all steps. */
     int64_t n_micro;
-    /* Seed of rounding at random; seeded: steps round at random. */
+    /* Seed of rounding at random. */
     int64_t seed;
+    /* Steps round at random, so the manifest has a seed. */
     bool seeded;
 
     int32_t world, stage;

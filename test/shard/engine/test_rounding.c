@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_rounding.c: the numbers of elements that noise is a function of. However tensor parallelism and
- * pipeline stages cut a tensor, an element has the number that it has in a tensor that is not cut. */
+/* test_rounding.c: tests the element numbers that noise depends on. Tensor parallelism and pipeline stages
+ * may cut a tensor. Each of its elements must then have its number in the whole tensor. */
 #include "shard/engine/issue.h"
 #include "shard/tp_cut.h"
 #include "test/shard/random_model.h"
 
 #include <string.h>
 
-/* A stacked tensor whose layers have two dimensions, one of which may be cut. */
+/* A stacked tensor, and one rank's part of it. Layers have two dimensions. tp cuts one of them. */
 struct drawn {
     struct zr_tensor whole, part;
     int32_t tp;

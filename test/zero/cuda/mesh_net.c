@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* mesh_net.c: the model of mesh_net.h: layers h = tanh(w1 x); y = x + w2 h + b. */
 #include "test/zero/cuda/mesh_net.h"
+#include "kernels/state_codes.h"
 #include "test/cmocka.h"
 #include "test/zero/where.h"
 
@@ -287,11 +288,8 @@ static int hash_state(struct toy_rank *r, struct net *m, int tp, struct net_foun
             for (const char *c = m->name[t]; *c; c++)
                 hash = (hash ^ (uint64_t)*c) * 1099511628211u;
             OR_RETURN(zero_read(m->z, t, values[v], 0, n_elems(t % OF_LAYER, tp), w));
-            for (int i = 0; i < n_elems(t % OF_LAYER, tp); i++) {
-                uint32_t bits;
-                memcpy(&bits, &w[i], sizeof bits);
-                hash = (hash ^ bits) * 1099511628211u;
-            }
+            for (int i = 0; i < n_elems(t % OF_LAYER, tp); i++)
+                hash = (hash ^ zr_float_bits(w[i])) * 1099511628211u;
             hash ^= hash >> 29;
             r->hash += hash;
             found->whole += t % OF_LAYER == 2 ? hash : 0;

@@ -6,6 +6,7 @@
  * Some meshes run on threads. Others run on processes, which pose as one host or several: a sample that is
  * drawn from SEED (printed; by default the time). N_MESHES is their number; with N_MESHES=all all of them
  * run, which takes some minutes. */
+#include "kernels/state_codes.h"
 #include "test/cmocka.h"
 #include "test/stand_in/nccl_stand_in.h"
 #include "test/stand_in/stand_in.h"
@@ -117,10 +118,9 @@ static float sum_of(int ranks, int64_t i)
 
 static void put(const struct combined *c, char *at, int64_t i, float value)
 {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    uint16_t high = (uint16_t)(bits >> 16);
-    memcpy(at + i * (int64_t)size_of(c), c->bf16 ? (void *)&high : (void *)&bits, size_of(c));
+    const uint32_t bits = zr_float_bits(value);
+    const uint16_t high = (uint16_t)(bits >> 16);
+    memcpy(at + i * (int64_t)size_of(c), c->bf16 ? (const void *)&high : (const void *)&bits, size_of(c));
 }
 
 /* Memory before and after the call: one element, the larger array, the smaller one, and one element. So
