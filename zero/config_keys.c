@@ -55,7 +55,7 @@ static const struct choice schedule_names[] = {{"1f1b", ZERO_SCHEDULE_1F1B},
 static const struct choice prefetch_names[] = {{"none", 0}, {NULL, 0}};
 
 struct field {
-    const char *key;
+    const char *group, *key; /* group: the struct around the field, with its dot, or "" */
     size_t offset, bytes;
     enum kind kind;
     enum where where;
@@ -77,15 +77,15 @@ struct field {
     ANY_FIELD(group, name, kind_, where_, names_, true, lo_, hi_, allowed_)
 #define ANY_FIELD(group, name, kind_, where_, names_, auto_, lo_, hi_, allowed_)                             \
     {                                                                                                        \
-#name, offsetof(struct zero_config, group name),                                                     \
+#group, #name, offsetof(struct zero_config, group name),                                             \
             sizeof(((struct zero_config *)0)->group name) /                                                  \
                 (sizeof(((struct zero_config *)0)->group name) == BYTES_OF_##kind_),                         \
             kind_, where_, names_, auto_, lo_, hi_, allowed_                                                 \
     }
 #define FIXED(group, name, why)                                                                              \
     {                                                                                                        \
-#name, offsetof(struct zero_config, group name), sizeof(((struct zero_config *)0)->group name),      \
-            KIND_FIXED, TEXT_ONLY, NULL, false, 0, 0, why                                                    \
+#group, #name, offsetof(struct zero_config, group name),                                             \
+            sizeof(((struct zero_config *)0)->group name), KIND_FIXED, TEXT_ONLY, NULL, false, 0, 0, why     \
     }
 
 #define BELOW_ONE  0x1.fffffep-1 /* the largest float below 1 */
@@ -476,6 +476,13 @@ static const struct field *nearest(const char *key, bool env_only, int *best)
     return found;
 }
 
+/* Whether the text is the field's key, alone or after its group: "states" or "memory.states". */
+static bool is_key_of(const struct field *f, const char *text)
+{
+    size_t n = strlen(f->group);
+    return !strcmp(strncmp(text, f->group, n) == 0 ? text + n : text, f->key);
+}
+
 int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
 {
     if (!cfg || !key || !value)
@@ -485,7 +492,7 @@ int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
         return zr_fail_more(err, "zero_config_set");
     for (size_t i = 0; i < N_FIELDS; i++) {
         const struct field *f = &fields[i];
-        if (strcmp(key, f->key) != 0)
+        if (!is_key_of(f, key))
             continue;
         if (f->kind == KIND_FIXED)
             return zr_fail(ZERO_ERR_ARG, "%s cannot be set from text: it is %s", key, f->allowed);
@@ -495,8 +502,10 @@ int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
     if (was && was->how)
         return zr_fail(ZERO_ERR_ARG, "there is no configuration key \"%s\": %s", key, was->how);
     int d;
-    return zr_fail(ZERO_ERR_ARG, "there is no configuration key \"%s\"; the nearest is \"%s\"", key,
-                   nearest(key, false, &d)->key);
+    const char *dot = strrchr(key, '.');
+    const struct field *f = nearest(dot ? dot + 1 : key, false, &d);
+    return zr_fail(ZERO_ERR_ARG, "there is no configuration key \"%s\"; the nearest is \"%s%s\"", key,
+                   dot ? f->group : "", f->key);
 }
 
 /* Writes the name of the variable: "ZERO_" and the key in capitals. */

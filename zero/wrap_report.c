@@ -40,6 +40,7 @@ static void report_default_stream(struct zero_ctx *z)
 static void report_nothing_sharded(const struct zero_ctx *z)
 {
     int32_t n = z->layout->n_units, n_resident = 0, n_declared = 0; /* declared: by flags of the table */
+    char declared[64] = "";
     int stage = z->config.options.stage;
     struct zr_log *log = z->config.options.log;
     void (*say)(struct zr_log *, const char *, ...) = z->plan->placement.shards_params ? zr_warn : zr_info;
@@ -49,6 +50,8 @@ static void report_nothing_sharded(const struct zero_ctx *z)
         n_resident += z->plan->resident[u];
         n_declared += z->layout->units[u].asked_resident;
     }
+    if (n_declared)
+        snprintf(declared, sizeof declared, ", %d of them by ZERO_RESIDENT or ZERO_TIED", n_declared);
     if (z->plan->world == 1 && z->world.world > 1)
         say(log,
             "stage %d shards nothing: each part of the model is on one rank (pp is %d, tp %d, the world %d)",
@@ -59,17 +62,14 @@ static void report_nothing_sharded(const struct zero_ctx *z)
     else if (!z->plan->placement.shards_params)
         return;
     else if (n_resident == n)
-        zr_warn(log,
-                "stage 3 shards no parameters: all %d units are resident, %d of them by ZERO_RESIDENT or "
-                "ZERO_TIED%s",
-                n, n_declared,
-                n_declared == n ? ""
+        zr_warn(log, "stage 3 shards no parameters: all %d units are resident%s%s%s", n, declared,
+                n_declared > 0 && n_declared < n ? ", the others" : "",
+                n_declared == n ? "; use stage 2"
                 : z->config.options.param_budget_bytes >= 0
-                    ? ", the others because param_budget_bytes holds them all"
-                    : ", the others because slots and shards would take as much memory");
+                    ? " because param_budget_bytes holds them all; lower it, or use stage 2"
+                    : " because slots and shards would take as much memory; lower prefetch, or use stage 2");
     else if (n_resident)
-        zr_info(log, "%d of %d units are resident, %d of them by ZERO_RESIDENT or ZERO_TIED", n_resident, n,
-                n_declared);
+        zr_info(log, "%d of %d units are resident%s", n_resident, n, declared);
 }
 
 /* Warns if the table cuts no tensor over tp, because then all tp ranks train the same whole model. */
@@ -192,11 +192,17 @@ static void report_state_file(const struct zero_ctx *z)
 {
     const struct zr_state_file *f = z->states;
     const struct zr_files *fs = f->file.fs;
+    const int64_t buffers = z->plan->bytes[ZR_MEM_STATE_BUFFERS];
     struct zr_log *log = z->config.options.log;
     zr_info(log, "masters and states are in a file in %s: %lld bytes per rank", f->folder,
             (long long)f->bytes);
     if (fs->is_in_memory && fs->is_in_memory(fs->arg, f->file.fd))
         zr_warn(log, "states_dir %s keeps its files in memory; choose a folder on a disk", f->folder);
+    if (buffers >= f->bytes)
+        zr_warn(log,
+                "states is file, but its buffers take %lld bytes of host memory, and the file has only %lld: "
+                "states = device or host takes no more memory",
+                (long long)buffers, (long long)f->bytes);
 }
 
 /* Says where masters and states are, if that is not the device's memory. */

@@ -178,10 +178,11 @@ struct zero_config {
     double grad_scale;
     /* + 1: sum gradients over ranks and micro-batches; 0: average them. Default 0. */
     int32_t grad_sum;
-    /* + 1: the same bits at every stage, prefetch and budget, and in every power-of-two world. Takes memory
-     * if grad_accum_steps is 3 or more, and with nccl at most 64 ranks may reduce together. Default
-     * ZERO_AUTO: on, except with nccl, with grad_in_place, or if replicas are on several hosts and a step has
-     * several micro-batches. */
+    /* + 1: the same bits at every stage, prefetch and budget, and in every power-of-two world. Keeps further
+     * copies of the gradient sums: one from 3 micro-batches per step on, two from 7, three from 15, and so
+     * on. grad_in_place needs none, but excludes this. With nccl at most 64 ranks may reduce together.
+     * Default ZERO_AUTO: on, except with nccl, with grad_in_place, or if replicas are on several hosts and a
+     * step has several micro-batches. */
     int32_t deterministic;
     /* + enum zero_hybrid: hsdp, hfsdp. Default hsdp. */
     int32_t hybrid;

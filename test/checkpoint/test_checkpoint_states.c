@@ -36,10 +36,20 @@ static const struct choice fp32 = {ZERO_MASTERS_F32, ZERO_MOMENTS_F32};
 static struct memory_files *files;
 static const struct mesh one_rank = {1, 1, 1, 0};
 static _Atomic int n_converted, n_seeds;
+/* What lines about masters and about moments should say, whether as a warning, and how many did. */
+static struct {
+    char says[64];
+    bool loses;
+    _Atomic int n;
+} converted[2];
 
 static void note(void *arg, const char *line)
 {
     n_converted += strstr(line, "saved in another precision and converted:") != NULL;
+    for (int i = 0; i < 2; i++)
+        converted[i].n += strstr(line, converted[i].says) &&
+                          (strstr(line, "; that loses bits") != NULL) == converted[i].loses &&
+                          (strstr(line, "warning: ") != NULL) == converted[i].loses;
     n_seeds += strstr(line, "saved with seed 0; steps from here on are rounded with seed 5") != NULL;
 }
 
@@ -195,8 +205,17 @@ static void a_remainder_is_saved_as_fp32_masters(void **state)
     }
 }
 
+static void expect_converted(int i, const char *key, const char *from, const char *to, bool loses)
+{
+    snprintf(converted[i].says, sizeof converted[i].says, "converted: %s %s -> %s of", key, from, to);
+    converted[i].loses = loses;
+    converted[i].n = 0;
+}
+
 static void other_precisions_are_converted(void **state)
 {
+    static const char *const masters[] = {"f32", "remainder", "none"}, *const moments[] = {"f32", "bf16",
+                                                                                           "q8"};
     for (int from = 0; from < N_CHOICES; from++) {
         uint64_t saved[2] = {0};
         open_files();
@@ -204,12 +223,17 @@ static void other_precisions_are_converted(void **state)
         for (int to = 0; to < N_CHOICES; to++) {
             const struct choice *a = &choices[from], *b = &choices[to];
             bool none_before = a->masters == ZERO_MASTERS_NONE, none_now = b->masters == ZERO_MASTERS_NONE;
-            bool converts = none_before != none_now || a->moments != b->moments;
+            bool has_other_masters = none_before != none_now, has_other_moments = a->moments != b->moments;
             uint64_t want[2] = {0};
             n_converted = 0;
+            expect_converted(0, "masters", none_before ? "none" : "f32", masters[b->masters], none_now);
+            expect_converted(1, "moments", moments[a->moments], moments[b->moments],
+                             b->moments != ZERO_MOMENTS_F32);
             for (int k = 0; k < 3; k++)
                 run(&pp_meshes[(from + 5 * to + 7 * k) % PP_MESHES], b, "/begin", 2 * k, load_only, want);
-            assert_int_equal(n_converted, converts ? 3 : 0);
+            assert_int_equal(converted[0].n, has_other_masters ? 3 : 0);
+            assert_int_equal(converted[1].n, has_other_moments ? 3 : 0);
+            assert_int_equal(n_converted, converted[0].n + converted[1].n);
             /* States of fp32 and masters of fp32 hold what was saved. */
             bool exact =
                 (b->moments == ZERO_MOMENTS_F32 || b->moments == a->moments) && (none_before || !none_now);

@@ -216,7 +216,7 @@ static void test_zero_means_zero(void **state)
 /* Accepted text, the field's value after it, and refused text. zero_config_set refuses an empty value; in the
  * environment, an empty variable counts as unset. */
 struct text_case {
-    const char *key;
+    const char *key, *whole_key; /* whole_key: with the group */
     size_t offset;
     char type; /* i int32, l int64, f float, d double */
     bool env;
@@ -226,7 +226,7 @@ struct text_case {
 };
 
 /* group: the nested struct with its dot, or empty */
-#define AT(group, name) #name, offsetof(struct zero_config, group name)
+#define AT(group, name) #name, #group #name, offsetof(struct zero_config, group name)
 
 static const struct text_case text_cases[] = {
     {AT(, stage), 'i', true, "3", 3, "4", "allowed: 0, 1, 2, 3"},
@@ -361,6 +361,10 @@ static void test_set(void **state)
         assert_message(start);
         assert_message(t->allowed);
         assert_memory_equal(&cfg, &other, sizeof cfg); /* nothing changed */
+
+        struct zero_config same = ZERO_CONFIG_INIT;
+        assert_int_equal(zero_config_set(&same, t->whole_key, t->good), 0);
+        assert_memory_equal(&cfg, &same, sizeof cfg);
     }
 }
 
@@ -634,6 +638,13 @@ static void test_unknown_key(void **state)
                                           {"param_budget", "param_budget_bytes"},
                                           {"beta3", "beta1"},
                                           {"shard_group", "dp_replicate"},
+                                          {"optim.states", "memory.states"},
+                                          {"memory.prefetched", "memory.prefetch"},
+                                          {"memory.memory.states", "memory.states"},
+                                          {"mesh.shard_group", "mesh.dp_replicate"},
+                                          {"launch.stge", "stage"},
+                                          {".stage", "stage"},
+                                          {"memory.", "mesh.pp"},
                                           {"", "pp"}};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
@@ -657,10 +668,10 @@ static void test_unknown_key(void **state)
 
 static void test_not_settable(void **state)
 {
-    static const char *const keys[] = {"size",     "rendezvous",   "update",   "update_arg", "order",
-                                       "n_order",  "stream",       "log",      "log_arg",    "nccl_comm",
-                                       "exchange", "exchange_arg", "mpi_comm", "version",    "interface",
-                                       "name",     "optim_groups"};
+    static const char *const keys[] = {"size",     "rendezvous",   "update",      "update_arg", "order",
+                                       "n_order",  "stream",       "log",         "log_arg",    "nccl_comm",
+                                       "exchange", "exchange_arg", "mpi_comm",    "version",    "interface",
+                                       "name",     "optim_groups", "memory.order"};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         char text[64];

@@ -19,6 +19,26 @@ static void without_states(struct program *p, enum zero_states where)
     p->cfg.optim.masters = ZERO_MASTERS_NONE;
 }
 
+static void keep_states_in_file(struct program *p)
+{
+    p->cfg.memory.states = ZERO_STATES_FILE;
+    p->cfg.memory.states_dir = "/tmp";
+}
+
+/* Only the first tensor has states, so the file has one part, and two buffers are larger. */
+static void keep_few_states_in_file(struct program *p)
+{
+    keep_states_in_file(p);
+    p->group = p->cfg.optim;
+    p->group.optimizer = ZERO_SGD;
+    p->group.beta1 = 0;
+    p->group.masters = ZERO_MASTERS_NONE;
+    p->cfg.optim_groups = &p->group;
+    p->cfg.n_optim_groups = 1;
+    for (int t = 1; t < TOY_TENSORS; t++)
+        p->table[t].group = 1;
+}
+
 /* ---- rows ---- */
 
 #define REFUSED(name, worlds, configure, ...)                                                                \
@@ -46,6 +66,13 @@ MISUSE("eps 0", ALL, BOTH, (p->cfg.optim.optimizer = ZERO_RMSPROP, p->cfg.optim.
        LOGS("eps is 0"))
 MISUSE("states in a file, with no states", ALL, BOTH, without_states(p, ZERO_STATES_FILE), train(p),
        LOGS("states is file, but rank 0 keeps neither masters nor states"), .only_rank_0 = true)
+MISUSE("fewer states in a file than its buffers", ALL, BOTH, keep_few_states_in_file(p), train(p),
+       LOGS("warning: states is file, but its buffers take 8192 bytes of host memory, and the file has only "
+            "4096"),
+       .only_rank_0 = true)
+MISUSE("more states in a file than its buffers", ALL, BOTH, keep_states_in_file(p),
+       strstr(p->lines, "its buffers take") ? -1 : train(p),
+       LOGS("masters and states are in a file in /tmp: "), .only_rank_0 = true)
 MISUSE("states in 8 bits, with no states", ALL, BOTH,
        (without_states(p, ZERO_STATES_HOST), p->cfg.optim.moments = ZERO_MOMENTS_Q8), train(p),
        LOGS("moments is q8, which has no effect: the optimizer has no states"), .only_rank_0 = true)

@@ -36,6 +36,12 @@ static int refuses_and_goes_on(struct program *p)
     return err;
 }
 
+static void make_resident(struct program *p)
+{
+    for (int t = 0; t < TOY_TENSORS; t++)
+        p->table[t].flags |= ZERO_RESIDENT;
+}
+
 /* ---- rows ---- */
 
 /* After the first step the last rank of two or three differs. Every rank's error contains text and names the
@@ -96,9 +102,22 @@ MISUSE("goes below the first step", ALL, BOTH, NOTHING, zero_set_step(p->z, -1),
 MISUSE("sets the step on one rank", ALL, W2, NOTHING,
        FIRST_ERROR(p->odd ? zero_set_step(p->z, 7) : 0, train(p)),
        FAILS(MISMATCH, "zero_set_step", "rank 1 called"))
-MISUSE("shards nothing", S3, W2, p->cfg.memory.param_budget_bytes = 1 << 20, train(p),
-       LOGS("stage 3 shards no parameters: all 4 units are resident", "param_budget_bytes holds them all"),
+MISUSE(
+    "shards nothing", S3, W2, p->cfg.memory.param_budget_bytes = 1 << 20, train(p),
+    LOGS("stage 3 shards no parameters: all 4 units are resident because param_budget_bytes holds them all; "
+         "lower it, or use stage 2"),
+    .only_rank_0 = true)
+MISUSE("shards nothing, with one unit declared", S3, W2,
+       (p->cfg.memory.param_budget_bytes = 1 << 20, p->table[0].flags |= ZERO_RESIDENT), train(p),
+       LOGS("all 4 units are resident, 1 of them by ZERO_RESIDENT or ZERO_TIED, the others because"),
        .only_rank_0 = true)
+MISUSE("shards nothing, with all units declared", S3, W2, make_resident(p), train(p),
+       LOGS("all 4 units are resident, 4 of them by ZERO_RESIDENT or ZERO_TIED; use stage 2"),
+       .only_rank_0 = true)
+MISUSE(
+    "shards nothing, because slots are as large", S3, W2, p->cfg.memory.prefetch = 3, train(p),
+    LOGS("are resident because slots and shards would take as much memory; lower prefetch, or use stage 2"),
+    .only_rank_0 = true)
 MISUSE("asks no context for the norm", S0, W1, NOTHING, zero_norm(NULL, &(double){0}),
        FAILS(ARG, "zero_norm: z is NULL"))
 MISUSE("has no place for the norm", ALL, BOTH, NOTHING,

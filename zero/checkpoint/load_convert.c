@@ -272,45 +272,52 @@ void zr_loading_convert(const struct zr_loading *l)
 
 /* ---- reporting ---- */
 
-static bool has_other_masters(const struct zr_manifest_tensor *was, const struct zr_tensor *t)
+/* Whether masters were saved as `from` and are kept as `to`, and one of the two is none. Other masters are
+ * saved in the same form. */
+static bool has_masters(const struct zr_manifest_tensor *was, const struct zr_tensor *t, int from, int to)
 {
-    return (was->masters == ZERO_MASTERS_NONE) != (t->masters == ZERO_MASTERS_NONE);
+    return (int)was->masters == from && (int)t->masters == to &&
+           (from == ZERO_MASTERS_NONE) != (to == ZERO_MASTERS_NONE);
 }
 
-static bool has_other_moments(const struct zr_manifest_tensor *was, const struct zr_tensor *t)
+/* Whether moments were saved as `from` and are kept as `to`, or in other blocks if these are equal. */
+static bool has_moments(const struct zr_manifest_tensor *was, const struct zr_tensor *t, int from, int to)
 {
-    return t->n_states && !same_moments(was, t);
+    return (int)was->moments == from && (int)t->moments == to && t->n_states && !same_moments(was, t);
 }
 
-/* Prints how many tensors are kept in another form than they were saved, and the first one's name; "" if none
- * is. */
-static void print_other(const struct zr_loading *l,
-                        bool (*is_other)(const struct zr_manifest_tensor *was, const struct zr_tensor *t),
-                        const char *what, char out[300])
+/* Says how many tensors are converted from one precision to another, and the first one's name. That is a
+ * warning if it loses bits. key: "masters" or "moments", whose precisions `has` compares. */
+static void report_converted(const struct zr_loading *l, const char *key, int from, int to, bool loses,
+                             bool (*has)(const struct zr_manifest_tensor *was, const struct zr_tensor *t,
+                                         int from, int to))
 {
+    void (*say)(struct zr_log *, const char *, ...) = loses ? zr_warn : zr_info;
     const char *first = NULL;
     int32_t n = 0;
     for (int32_t i = 0; i < l->z->whole.n; i++) {
         const struct zr_tensor *t = tensor_of(l, i);
-        if (!l->was[i]->trainable || !t->grad || !is_other(l->was[i], t))
+        if (!l->was[i]->trainable || !t->grad || !has(l->was[i], t, from, to))
             continue;
         first = first ? first : t->name;
         n++;
     }
-    *out = 0;
     if (n)
-        snprintf(out, 300, " the %s of %d of its tensors (%.100s%s)", what, n, first, n > 1 ? ", ..." : "");
+        say(l->z->config.options.log,
+            "%s: saved in another precision and converted: %s %s -> %s of %d of its tensors (%.100s%s)%s%s",
+            l->folder, key, zr_config_value_text(key, from).text, zr_config_value_text(key, to).text, n,
+            first, n > 1 ? ", ..." : "", from == to ? ", in other blocks" : "",
+            loses ? "; that loses bits" : "");
 }
 
 void zr_loading_report_precision(const struct zr_loading *l)
 {
     const struct zr_options *o = &l->z->config.options;
-    char masters[300], moments[300];
-    print_other(l, has_other_masters, "masters", masters);
-    print_other(l, has_other_moments, "moments", moments);
-    if (*masters || *moments)
-        zr_info(o->log, "%s: saved in another precision and converted:%s%s%s", l->folder, masters,
-                *masters && *moments ? " and" : "", moments);
+    for (int from = 0; from <= ZERO_MOMENTS_Q8; from++)
+        for (int to = 0; to <= ZERO_MOMENTS_Q8; to++) {
+            report_converted(l, "masters", from, to, to == ZERO_MASTERS_NONE, has_masters);
+            report_converted(l, "moments", from, to, to != ZERO_MOMENTS_F32, has_moments);
+        }
     if (l->manifest.seeded && zr_rounds_at_random(l->z) && l->manifest.seed != o->seed)
         zr_info(o->log, "%s: saved with seed %lld; steps from here on are rounded with seed %lld", l->folder,
                 (long long)l->manifest.seed, (long long)o->seed);

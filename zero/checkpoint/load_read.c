@@ -3,6 +3,7 @@
  * model, finds where each range lies, and reads the ranges that this rank keeps. */
 #include "kernels/alloc.h"
 #include "kernels/asserts.h"
+#include "zero/checkpoint/float_values.h"
 #include "zero/checkpoint/load_inside.h"
 
 #include <inttypes.h>
@@ -82,6 +83,8 @@ static bool knows_optimizer(const char *name)
     return known;
 }
 
+#define USE_THE_SAME "; use the same, or move only the weights, with zero_export and zero_import"
+
 /* Refuses states of another optimizer, which are of no use to this one. */
 static int check_optimizer(const struct zr_loading *l, const struct zr_manifest_tensor *m,
                            const struct zr_tensor *t)
@@ -91,7 +94,7 @@ static int check_optimizer(const struct zr_loading *l, const struct zr_manifest_
         return 0;
     return zr_fail(ZERO_ERR_ARG,
                    "%s: the optimizer of tensor %s is %s with %d states there%s, and %s with %d in this "
-                   "model; use the same one, or move only the weights, with zero_export and zero_import",
+                   "model" USE_THE_SAME,
                    l->folder, m->name, m->optimizer, m->n_states,
                    knows_optimizer(m->optimizer) ? "" : " (this library has no optimizer of that name)", ours,
                    t->n_states);
@@ -122,8 +125,8 @@ static int check_tensor(const struct zr_loading *l, const struct zr_manifest_ten
     }
     const char *dtype = zr_st_dtype_of(t->dtype);
     if (strcmp(dtype, m->dtype) != 0)
-        return zr_fail(ZERO_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
-                       m->dtype, dtype);
+        return zr_fail(ZERO_ERR_ARG, "%s: tensor %s is %s there and %s in this model%s", l->folder, m->name,
+                       m->dtype, dtype, zr_floats_convert(m->dtype, t->dtype) ? USE_THE_SAME : "");
     if (m->buffer != t->buffer)
         return zr_fail(ZERO_ERR_ARG, "%s: tensor %s is %s there and %s in this model", l->folder, m->name,
                        kind_name(m->trainable, m->buffer), kind_name(t->grad, t->buffer));
