@@ -34,6 +34,16 @@ static void report_default_stream(struct zero_ctx *z)
             "one that the model computes on (cudaStreamLegacy if the default stream is meant)");
 }
 
+/* Says why units are resident that the table does not declare so, and what to change. */
+static const char *why_resident(const struct zr_options *o)
+{
+    if (o->param_budget_bytes >= 0)
+        return " because param_budget_bytes holds them all; lower it, or use stage 2";
+    if (o->prefetch > 0)
+        return " because slots and shards would take as much memory; lower prefetch, or use stage 2";
+    return " because slots and shards would take as much memory; use stage 2";
+}
+
 /* Reports a stage that shards nothing, or at stage 3 no parameters: likely a launcher was forgotten, or a
  * budget is larger than the model. At stage 3 that is a warning, since brackets then save no memory. Stages 1
  * and 2 cost no more than stage 0 on one rank, where programs are tried out, so there it is information. */
@@ -64,10 +74,7 @@ static void report_nothing_sharded(const struct zero_ctx *z)
     else if (n_resident == n)
         zr_warn(log, "stage 3 shards no parameters: all %d units are resident%s%s%s", n, declared,
                 n_declared > 0 && n_declared < n ? ", the others" : "",
-                n_declared == n ? "; use stage 2"
-                : z->config.options.param_budget_bytes >= 0
-                    ? " because param_budget_bytes holds them all; lower it, or use stage 2"
-                    : " because slots and shards would take as much memory; lower prefetch, or use stage 2");
+                n_declared == n ? "; use stage 2" : why_resident(&z->config.options));
     else if (n_resident)
         zr_info(log, "%d of %d units are resident%s", n_resident, n, declared);
 }
