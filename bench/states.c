@@ -61,7 +61,7 @@ struct states_options states_of_run(const struct zero_stats *stats, int dtype)
 void states_add_json(const struct states_options *s, json_t *line)
 {
     int grad_sum = s->grad_sum ? s->grad_sum : ZERO_F32;
-    json_object_set_new(line, "grad_sum", json_string(option_word_of(option_dtypes, grad_sum)));
+    json_object_set_new(line, "grad_sum_dtype", json_string(option_word_of(option_dtypes, grad_sum)));
     json_object_set_new(line, "masters", json_string(option_word_of(option_masters, s->masters)));
     json_object_set_new(line, "moments", json_string(option_word_of(option_moments, s->moments)));
     json_object_set_new(line, "states", json_string(option_word_of(option_states, s->states)));

@@ -64,7 +64,7 @@ bool states_given(const struct states_options *s);
 void states_to_config(const struct states_options *s, struct zero_config *cfg);
 /* What a run uses, with a model of this enum zero_dtype. Variables may have changed the options. */
 struct states_options states_of_run(const struct zero_stats *stats, int dtype);
-/* Adds "grad_sum", "masters", "moments" and "states" to a line of --json. */
+/* Adds "grad_sum_dtype", "masters", "moments" and "states" to a line of --json. */
 void states_add_json(const struct states_options *s, json_t *line);
 
 /* Writes what differs from the defaults, such as "masters remainder, moments q8", or "". */

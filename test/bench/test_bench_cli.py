@@ -406,7 +406,7 @@ class Plan(unittest.TestCase):
                 self.assertEqual(b['moments'], moments)
         largest = 4 * 39383808 // 4  # the embeddings, in fp32, of one of four ranks
         for a, b in zip(default, of('--world=4', '--grad-sum-dtype=bf16')):
-            self.assertEqual((b['bytes']['grad_shards'] * 2, b['grad_sum']), (a['bytes']['grad_shards'] * (b['stage'] > 0), 'bf16'))
+            self.assertEqual((b['bytes']['grad_shards'] * 2, b['grad_sum_dtype']), (a['bytes']['grad_shards'] * (b['stage'] > 0), 'bf16'))
             self.assertAlmostEqual(b['bytes']['grad_sums'] / largest, 1, delta=0.01)
         n = default[0]['bytes']['param_shards'] // 2
         for args, size in ([], 16), (['--masters=remainder'], 14), (['--masters=remainder', '--moments=bf16'], 10), (['--masters=none', '--moments=bf16'], 8), (

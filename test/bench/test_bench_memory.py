@@ -247,7 +247,7 @@ class Precisions(unittest.TestCase):
         columns = lines(done.stdout)
         self.assertEqual([c['masters'] for c in columns], ['f32', 'f32', 'remainder', 'remainder', 'remainder', 'none'])
         self.assertEqual([c['moments'] for c in columns], ['f32', 'f32', 'f32', 'bf16', 'q8', 'bf16'])
-        self.assertEqual([c['grad_sum'] for c in columns], ['f32'] + ['bf16'] * 5)
+        self.assertEqual([c['grad_sum_dtype'] for c in columns], ['f32'] + ['bf16'] * 5)
         n = columns[0]['n_params']
         for c, size in zip(columns, [20, 16, 14, 10, 8.125, 8], strict=True):
             self.assertEqual(c['bytes'], c['planned_bytes'])
@@ -291,7 +291,7 @@ class Precisions(unittest.TestCase):
         done = bench('memory', '--dtype=bf16', '--masters=remainder', '--moments=q8', '--ranks=2', '--layers=8', *SIZES, '--steps=2', '--json')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         stages = lines(done.stdout)
-        self.assertEqual({(s['masters'], s['moments'], s['grad_sum']) for s in stages}, {('remainder', 'q8', 'f32')})
+        self.assertEqual({(s['masters'], s['moments'], s['grad_sum_dtype']) for s in stages}, {('remainder', 'q8', 'f32')})
         self.assertEqual([s['bytes'] for s in stages], [s['planned_bytes'] for s in stages])
         self.assertEqual(len({s['state_sha256'] for s in stages}), 1)
 

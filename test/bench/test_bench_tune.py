@@ -225,7 +225,7 @@ def fields_of(choice, world, tp=1, pp=1, schedule='--schedule=1f1b', stages_per_
         want.update({'memory.prefetch': choice['prefetch'], 'memory.param_budget_bytes': -1 if choice['budget'] is None else choice['budget']})
     want['memory.wire_dtype'] = WORDS[choice['wire_dtype']] if choice['wire_dtype'] else 0
     want.update(deterministic=choice['deterministic'] if choice['deterministic'] is not None else -1)
-    want['memory.grad_sum_dtype'] = 2 if choice['grad_sum'] == 'bf16' else 0
+    want['memory.grad_sum_dtype'] = 2 if choice['grad_sum_dtype'] == 'bf16' else 0
     want.update({'optim.masters': MASTERS.index(choice['masters']), 'optim.moments': MOMENTS.index(choice['moments']), 'memory.states': STATES.index(choice['states'])})
     return want
 
@@ -338,24 +338,24 @@ class Precisions(unittest.TestCase):
             args = [*DEEP, '--world=4', f'--limit={limit}']
             want = self.first_that_fits(*args)
             _, choice = tune(*args, *ANY)
-            keys = ['masters', 'moments', 'grad_sum', 'stage', 'hybrid', 'bytes', 'wire_bytes', 'inexact']
+            keys = ['masters', 'moments', 'grad_sum_dtype', 'stage', 'hybrid', 'bytes', 'wire_bytes', 'inexact']
             self.assertEqual([choice[k] for k in keys], [want[k] for k in keys], limit)
             self.assertLessEqual(choice['bytes']['total'], limit)
-            exact = (choice['moments'], choice['grad_sum']) == ('f32', 'f32') and choice['masters'] != 'none'
+            exact = (choice['moments'], choice['grad_sum_dtype']) == ('f32', 'f32') and choice['masters'] != 'none'
             self.assertEqual((choice['inexact'], bool(choice['note'])), (not exact, not exact))
-            chosen.add((choice['masters'], choice['moments'], choice['grad_sum']))
+            chosen.add((choice['masters'], choice['moments'], choice['grad_sum_dtype']))
         self.assertGreater(len(chosen), 3, chosen)
 
     def test_f32_has_moments_only(self):
         _, choice = tune(*DEEP, '--world=4', '--dtype=f32', '--limit=2800000', *ANY)
         want = self.first_that_fits(*DEEP, '--world=4', '--dtype=f32', '--limit=2800000', dtype='f32')
-        self.assertEqual([choice[k] for k in ('masters', 'moments', 'grad_sum', 'bytes')], [want[k] for k in ('masters', 'moments', 'grad_sum', 'bytes')])
+        self.assertEqual([choice[k] for k in ('masters', 'moments', 'grad_sum_dtype', 'bytes')], [want[k] for k in ('masters', 'moments', 'grad_sum_dtype', 'bytes')])
         self.assertNotEqual(choice['moments'], 'f32')
 
     def test_only_what_is_allowed(self):
         """Without a word about them all candidates have the defaults. What is given is fixed."""
         candidates, _ = tune(*NANO, '--world=4')
-        self.assertEqual({(c['masters'], c['moments'], c['grad_sum'], c['states']) for c in candidates}, {('f32', 'f32', 'f32', 'device')})
+        self.assertEqual({(c['masters'], c['moments'], c['grad_sum_dtype'], c['states']) for c in candidates}, {('f32', 'f32', 'f32', 'device')})
         candidates, _ = tune(*NANO, '--world=4', '--moments=q8', '--masters=any')
         self.assertEqual({(c['masters'], c['moments'], c['inexact']) for c in candidates}, {('f32', 'q8', True), ('remainder', 'q8', True)})
 
