@@ -175,16 +175,17 @@ error_t option_int_or_auto(struct argp_state *state, const struct option_row *ro
 
 error_t option_bytes(struct argp_state *state, const struct option_row *row, char *arg, void *to)
 {
-    static const char suffixes[] = "KMGT";
-    char *end;
+    char *end, one[16];
     double v = strtod(arg, &end);
-    const char *s = end != arg && *end ? strchr(suffixes, *end) : NULL;
-    for (const char *p = suffixes; s && p <= s; p++)
-        v *= 1024;
-    end += s != NULL;
-    if (end == arg || *end || !(v >= (double)row->min && v <= 9e18))
+    struct zero_config unit = ZERO_CONFIG_INIT;
+    int length = snprintf(one, sizeof one, "1%s", end); /* libzero itself reads only whole numbers */
+    if (end == arg || length >= (int)sizeof one || zero_config_set(&unit, "param_budget_bytes", one))
+        v = NAN;
+    v *= (double)unit.memory.param_budget_bytes;
+    if (!(v >= (double)row->min && v <= 9e18))
         return option_fault(state,
-                            "--%s: '%s' is not a number of bytes of at least %lld (K, M, G, T may follow)",
+                            "--%s: '%s' is not a number of bytes of at least %lld (k, M, G, T or Ki, Mi, Gi, "
+                            "Ti may follow)",
                             row->name, arg, (long long)row->min);
     *(int64_t *)to = (int64_t)v;
     return 0;

@@ -60,7 +60,7 @@ struct option_row {
 /* The same, or "auto", which is ZERO_AUTO. */
 #define OPTION_INT_OR_AUTO(field, from, to)                                                                  \
     .read = option_int_or_auto, .at = OPTION_AT(OPTION_STRUCT, field, int64_t : 0), .min = (from), .max = (to)
-/* Bytes, which may end in K, M, G or T (powers of 1024). */
+/* Bytes, which may have a fraction and end in a unit of zero_config_set: "1.5G" or "64Ki". */
 #define OPTION_BYTES(field, from)                                                                            \
     .read = option_bytes, .at = OPTION_AT(OPTION_STRUCT, field, int64_t : 0), .min = (from)
 #define OPTION_DOUBLE(field, from, to)                                                                       \

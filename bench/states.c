@@ -19,9 +19,17 @@ const char *states_fault(const struct states_options *s, int dtype)
     if (dtype == ZERO_F32 && s->masters)
         return "--masters: needs a bf16 model (--dtype bf16); f32 weights are their own masters";
     if (dtype == ZERO_F32 && s->grad_sum == ZERO_BF16)
-        return "--grad-sum: needs a bf16 model (--dtype bf16); f32 gradients are added up in f32";
+        return "--grad-sum-dtype: needs a bf16 model (--dtype bf16); f32 gradients are added up in f32";
+    return NULL;
+}
+
+const char *states_dir_fault(const struct states_options *s)
+{
+    const char *variable = getenv("ZERO_STATES_DIR");
     if (s->dir && s->states != ZERO_STATES_FILE)
         return "--states-dir: needs --states file";
+    if (s->states == ZERO_STATES_FILE && !s->dir && (!variable || !*variable))
+        return "--states file: needs --states-dir or ZERO_STATES_DIR";
     return NULL;
 }
 
@@ -53,7 +61,7 @@ struct states_options states_of_run(const struct zero_stats *stats, int dtype)
 void states_add_json(const struct states_options *s, json_t *line)
 {
     int grad_sum = s->grad_sum ? s->grad_sum : ZERO_F32;
-    json_object_set_new(line, "grad_sum", json_string(option_word_of(option_dtypes, grad_sum)));
+    json_object_set_new(line, "grad_sum_dtype", json_string(option_word_of(option_dtypes, grad_sum)));
     json_object_set_new(line, "masters", json_string(option_word_of(option_masters, s->masters)));
     json_object_set_new(line, "moments", json_string(option_word_of(option_moments, s->moments)));
     json_object_set_new(line, "states", json_string(option_word_of(option_states, s->states)));

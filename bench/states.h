@@ -27,11 +27,11 @@ extern const struct option_word option_masters[], option_moments[], option_state
 /* The options of precision. `in` names the field of OPTION_STRUCT that is a struct states_options, followed
  * by a dot. */
 #define PRECISION_ROWS(in)                                                                                   \
-    {"grad-sum", "f32|bf16", "The dtype in which gradients of a bf16 model are added up (f32)",              \
+    {"grad-sum-dtype", "f32|bf16", "The dtype in which gradients of a bf16 model are added up (f32)",        \
      OPTION_WORD(in grad_sum, option_dtypes)},                                                               \
-        {"masters", "KIND",                                                                                  \
-         "Masters of bf16 weights: f32; remainder, the 16 bits that the weights lack, with the same "        \
-         "results; or none, where weights are rounded at random (f32)",                                      \
+        {"masters", "f32|remainder|none",                                                                    \
+         "Masters of bf16 weights; remainder: only the 16 bits that the weights lack, with the same "        \
+         "results; none: weights are rounded at random (f32)",                                               \
          OPTION_WORD(in masters, option_masters)},                                                           \
     {                                                                                                        \
         "moments", "f32|bf16|q8",                                                                            \
@@ -57,12 +57,14 @@ extern const struct option_word option_masters[], option_moments[], option_state
 
 /* Returns what is wrong with the options for a model of this enum zero_dtype, or NULL. */
 const char *states_fault(const struct states_options *s, int dtype);
+/* Returns what is wrong with the folder, for a command that makes the file, or NULL. */
+const char *states_dir_fault(const struct states_options *s);
 /* Whether any of them differs from the default. */
 bool states_given(const struct states_options *s);
 void states_to_config(const struct states_options *s, struct zero_config *cfg);
 /* What a run uses, with a model of this enum zero_dtype. Variables may have changed the options. */
 struct states_options states_of_run(const struct zero_stats *stats, int dtype);
-/* Adds "grad_sum", "masters", "moments" and "states" to a line of --json. */
+/* Adds "grad_sum_dtype", "masters", "moments" and "states" to a line of --json. */
 void states_add_json(const struct states_options *s, json_t *line);
 
 /* Writes what differs from the defaults, such as "masters remainder, moments q8", or "". */

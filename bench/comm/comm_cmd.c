@@ -69,7 +69,7 @@ static error_t read_ops(struct argp_state *state, const struct option_row *row, 
     return read_list(state, row, arg, op_bit, "all_gather, reduce_scatter or agree", &o->asked.ops);
 }
 
-/* Reads sizes such as "1K:64M", or one size. */
+/* Reads sizes such as "1Ki:64Mi", or one size. */
 static error_t read_sizes(struct argp_state *state, const struct option_row *row, char *arg, void *options)
 {
     struct comm_options *o = options;
@@ -84,7 +84,7 @@ static error_t read_sizes(struct argp_state *state, const struct option_row *row
     if (err)
         return err;
     if (o->asked.from_bytes > o->asked.to_bytes || o->asked.to_bytes > MAX_BYTES)
-        return option_fault(state, "--%s: from %lld to %lld is not from less to more, up to 1T", row->name,
+        return option_fault(state, "--%s: from %lld to %lld is not from less to more, up to 1Ti", row->name,
                             (long long)o->asked.from_bytes, (long long)o->asked.to_bytes);
     return 0;
 }
@@ -112,7 +112,7 @@ static const struct option_row rows[] = {
     {"backend", "LIST", "Backends to measure, with commas between them (all that can be here)",
      OPTION_BY(read_backends)},
     {"op", "LIST", "all_gather, reduce_scatter, agree, with commas between them (all)", OPTION_BY(read_ops)},
-    {"bytes", "FROM[:TO]", "Sizes of the whole region, all ranks' slices together (1K:64M)",
+    {"bytes", "FROM[:TO]", "Sizes of the whole region, all ranks' slices together (1Ki:64Mi)",
      OPTION_BY(read_sizes)},
     {"factor", "N", "From one size to the next (4)", OPTION_INT(asked.factor, 2, 1 << 20)},
     {"group", "N", "In groups of so many ranks, all at the same time (all ranks)",

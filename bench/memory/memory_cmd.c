@@ -50,7 +50,9 @@ static const struct option_row rows[] = {
      OPTION_INT(stages_per_rank, 1, PIPE_MAX_OWN)},
     MODEL_RECOMPUTE_ROW(model.),
     {"precisions", NULL,
-     "Instead of every stage, one stage with every precision of sums, masters and moments (--dtype bf16)",
+     "Instead of every stage, run one stage with six precisions: f32; gradient sums in bf16; with these also "
+     "masters remainder; with both also moments in bf16, or in q8; and no masters, with sums and moments in "
+     "bf16. Needs --dtype bf16",
      OPTION_FLAG(precisions)},
     {"stage", "0..3", "With --precisions: the stage (0)", OPTION_INT(stage, 0, 3)},
     PRECISION_ROWS(states.),
@@ -103,8 +105,10 @@ static const char *what_is_wrong(const struct memory_options *o)
     if (o->precisions && o->dtype != ZERO_BF16)
         return "--precisions: needs a bf16 model (--dtype bf16)";
     if (o->precisions && (o->dp_shard || o->states.grad_sum || o->states.masters || o->states.moments))
-        return "--precisions: sets --grad-sum, --masters and --moments itself, and runs without --dp-shard";
+        return "--precisions: sets --grad-sum-dtype, --masters and --moments itself, and runs without "
+               "--dp-shard";
     const char *fault = states_fault(&o->states, o->dtype);
+    fault = fault ? fault : states_dir_fault(&o->states);
     return fault ? fault : pipe_options_fault(o->schedule, o->pp, o->stages_per_rank);
 }
 
@@ -145,12 +149,10 @@ static error_t finish(struct argp_state *state, void *options)
 
 static const struct option_table table = {
     .rows = rows,
-    .doc =
-        "Trains a few steps at every stage, and with groups as hybrids too, and compares the memory that "
-        "was planned, allocated and "
-        "really resident; with parts of layers and pipeline stages, of the fullest rank. With --precisions "
-        "the columns are precisions of optimizer state. All but the first have gradient sums in bf16. The "
-        "third, fourth and fifth keep 16 bits of each master; the last has no masters.",
+    .doc = "Trains a few steps at every stage, and compares the memory that was planned, allocated and "
+           "really resident on each rank. With --dp-shard it compares HSDP and HFSDP, too. With --pp it "
+           "shows the rank of the pipeline that takes the most. With --precisions it compares precisions of "
+           "optimizer state instead of stages.",
     .read_word = option_refuse_word,
     .finish = finish,
     OPTIONS_WITH_MODEL(struct memory_options, model),
@@ -233,16 +235,35 @@ static void print_saved(const struct memory_options *o, const struct measured *m
 {
     const struct memory_column *last = &m->columns[o->precisions ? m->n - 1 : 3], *first = &m->columns[0];
     int64_t least = last->resident_of_all, most = first->resident_of_all;
-    printf("\nAll %lld ranks together, measured (Pss): %s holds %s; %s %s, so %.0f%% are saved",
-           (long long)o->ranks, last->name, report_bytes(least).text, first->name, report_bytes(most).text,
-           100 * (1 - (double)least / (double)most));
-    if (m->has_plain) {
+    if (o->ranks == 1)
+        printf("\nThe rank");
+    else
+        printf("\nAll %lld ranks together", (long long)o->ranks);
+    printf(", measured (Pss): %s holds %s; %s %s, so %.0f%% are saved", last->name, report_bytes(least).text,
+           first->name, report_bytes(most).text, 100 * (1 - (double)least / (double)most));
+    if (m->has_plain && o->ranks == 1) {
+        printf("; the plain program %s, so %.0f%%", report_bytes(m->plain.resident_of_all).text,
+               100 * (1 - (double)least / (double)m->plain.resident_of_all));
+    } else if (m->has_plain) {
         int64_t copies = m->plain.resident_of_all * o->ranks;
         printf("; %lld plain programs of %s each %s, so %.0f%%", (long long)o->ranks,
                report_bytes(m->plain.resident_of_all).text, report_bytes(copies).text,
                100 * (1 - (double)least / (double)copies));
     }
     printf(".\n");
+}
+
+/* Says what the columns of --precisions are. */
+static void print_precisions(int64_t stage)
+{
+    printf("stage %lld with AdamW, and in each column:\n", (long long)stage);
+    for (int c = 0; c < N_PRECISIONS; c++) {
+        const struct precision *p = &precisions[c];
+        const struct states_options s = {
+            .grad_sum = p->grad_sum, .masters = p->masters, .moments = p->moments};
+        char text[STATES_TEXT];
+        printf("  %-10s  %s\n", p->name, *states_text(&s, text) ? text : "sums, masters and moments f32");
+    }
 }
 
 static void print_head(const struct memory_options *o)
@@ -265,14 +286,13 @@ static void print_head(const struct memory_options *o)
     printf(has_axes(o) ? "\n\n" : "\n");
     char text[STATES_TEXT];
     if (o->precisions)
-        printf("stage %lld with AdamW; all but f32 have bf16 sums; + bf16 and + q8 are remainder with these "
-               "moments; no masters has bf16 moments\n",
-               (long long)o->stage);
+        print_precisions(o->stage);
     else if (*states_text(&o->states, text))
         printf("%s\n", text);
 }
 
-/* Prints the bytes per parameter, without slots and messages, for ranks that have all of the model. */
+/* Prints the bytes of weights, gradients, masters and moments per parameter, for ranks that have all of the
+ * model. */
 static void print_ratios(const struct measured *m, int64_t n_params)
 {
     double ratio[N_COLUMNS];
@@ -358,6 +378,9 @@ static void print_table(const struct memory_options *o, const struct measured *m
            "rank: those,\n"
            "activations, training text and code; a page that n ranks map counts as 1/n.%s\n",
            o->device == ZERO_DEVICE_CUDA ? " It is memory of the host." : "");
+    if (o->precisions && !has_axes(o))
+        printf("Bytes per parameter are those of a rank, without parameter slots, gathered gradients, "
+               "exchange and\nstate buffers.\n");
 }
 
 /* Says what each column is to run. */

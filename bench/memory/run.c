@@ -188,7 +188,7 @@ static void add_parallelism(struct command *a, const struct memory_runs *runs)
 static void add_states(struct command *a, const struct states_options *s)
 {
     if (s->grad_sum)
-        add(a, "--grad-sum=%s", option_word_of(option_dtypes, s->grad_sum));
+        add(a, "--grad-sum-dtype=%s", option_word_of(option_dtypes, s->grad_sum));
     add(a, "--masters=%s", option_word_of(option_masters, s->masters));
     add(a, "--moments=%s", option_word_of(option_moments, s->moments));
     add(a, "--states=%s", option_word_of(option_states, s->states));

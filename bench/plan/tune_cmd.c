@@ -65,9 +65,9 @@ static const struct option_row rows[] = {
      OPTION_WORD(wire, wire_words)},
     {"deterministic", "on|off", "Sums in a fixed order (as the library chooses)",
      OPTION_WORD(plan.deterministic, option_on_off)},
-    {"grad-sum", "f32|bf16|any", "The dtype in which gradients of a bf16 model are added up (f32)",
+    {"grad-sum-dtype", "f32|bf16|any", "The dtype in which gradients of a bf16 model are added up (f32)",
      OPTION_WORD(plan.states.grad_sum, sum_words)},
-    {"masters", "KIND", "Masters of bf16 weights: f32, remainder, none or any (f32)",
+    {"masters", "f32|remainder|none|any", "Masters of bf16 weights (f32)",
      OPTION_WORD(plan.states.masters, masters_words)},
     {"moments", "f32|bf16|q8|any", "States of the optimizer (f32)",
      OPTION_WORD(plan.states.moments, moments_words)},
@@ -104,7 +104,8 @@ static const struct option_table table = {
         "zero-bench tune): then the first three kinds train for ten steps each, in two rounds, and one "
         "further down "
         "wins if its upper quartile is below the other's lower quartile: whatever overlaps is noise, and "
-        "leaves the order as it is. If --masters, --moments, --grad-sum or --states is any, precisions are "
+        "leaves the order as it is. If --masters, --moments, --grad-sum-dtype or --states is any, precisions "
+        "are "
         "tried in this order until a candidate fits: exact ones (f32 and remainder), states in host memory, "
         "and then inexact ones, which end in other bits: gradient sums in bf16, moments in bf16, moments in "
         "8 bits, no masters.",

@@ -21,14 +21,14 @@ FULL = {
     'losses': ['--ranks=4', '--model=gpt2-nano', '--steps=120'],
     'simulated': ['--world=16', '--units=8', '--far=100'],
     'trained': ['--model=gpt2-nano', '--steps=6', '--layers=8', '--batch=8'],
-    'comm': ['--bytes=1K:64M'],
+    'comm': ['--bytes=1Ki:64Mi'],
 }
 QUICK = {
     'memory': ['--ranks=2', '--layers=8', '--heads=2', '--channels=64', '--context=16', '--batch=1', '--steps=1'],
     'losses': ['--ranks=2', '--layers=8', '--heads=2', '--channels=32', '--context=16', '--batch=2', '--steps=6'],
     'simulated': ['--world=2', '--units=4'],
     'trained': ['--layers=8', '--heads=2', '--channels=32', '--context=16', '--batch=2', '--steps=4'],
-    'comm': ['--bytes=4K:64K', '--rounds=3'],
+    'comm': ['--bytes=4Ki:64Ki', '--rounds=3'],
 }
 SCALE_CURVES = {'none': 'stage 3', 'hsdp': 'HSDP, a copy a host', 'hfsdp': 'HFSDP'}
 SCALE_OPTIONS = {'none': [], 'hsdp': ['--dp-replicate=auto'], 'hfsdp': ['--dp-replicate=auto', '--hybrid=hfsdp']}

@@ -3,7 +3,9 @@
 #include "bench/report/stage_table.h"
 #include "bench/report/report.h"
 
+#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 void column_name(int column, char text[STAGE_TABLE_NAME])
 {
@@ -49,8 +51,12 @@ void stage_table_counts(const char *name, const int64_t *count, int n)
 void stage_table_numbers(const char *name, const double *number, int n_decimals, int n)
 {
     printf("%-22s", name);
-    for (int s = 0; s < n; s++)
-        printf(" %10.*f", n_decimals, number[s]);
+    for (int s = 0; s < n; s++) {
+        char text[64];
+        snprintf(text, sizeof text, "%.*f", n_decimals, number[s]);
+        bool is_zero = !text[strspn(text, "-0.")];
+        printf(" %10s", text + (is_zero && *text == '-'));
+    }
     putchar('\n');
 }
 

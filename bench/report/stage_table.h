@@ -34,7 +34,7 @@ void stage_table_titles(const char *title, const char (*names)[STAGE_TABLE_NAME]
 void stage_table_bytes(const char *name, const int64_t *bytes, int n);
 /* A row of numbers. */
 void stage_table_counts(const char *name, const int64_t *count, int n);
-/* A row of numbers, with n_decimals decimals. */
+/* A row of numbers, with n_decimals decimals. What rounds to zero has no sign. */
 void stage_table_numbers(const char *name, const double *number, int n_decimals, int n);
 /* A row of times, given in nanoseconds and printed in milliseconds. */
 void stage_table_ms(const char *name, const int64_t *ns, int n);

@@ -133,6 +133,8 @@ static int summarize(struct run *r, double loss)
 {
     const struct train_options *o = r->o;
     int err = 0;
+    if (!r->peak_resident) /* no step was made */
+        measure_memory(r);
     struct report_summary s = {
         .world = r->world,
         .stage = -1,

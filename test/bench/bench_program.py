@@ -15,7 +15,7 @@ with open(os.path.join(ROOT, 'zero', 'types.h'), encoding='utf-8') as header:  #
 TEXT = os.path.dirname(os.path.abspath(__file__))  # these files are text to learn from
 TINY = ['--layers=2', '--heads=2', '--channels=32', '--context=16', '--batch=2', '--data', TEXT]
 STEP_KEYS = ['event', 'step', 'loss', 'grad_norm', 'lr', 'ms', 'tokens_per_s', 'mfu', 'seconds_left']
-STATES_KEYS = ['grad_sum', 'masters', 'moments', 'states']
+STATES_KEYS = ['grad_sum_dtype', 'masters', 'moments', 'states']
 SUMMARY_KEYS = ['event', 'world', 'stage', 'device', 'loss', 'state_sha256', 'bytes', 'planned_bytes', 'peak_rss_bytes',
                 'peak_device_bytes', 'ms_median', 'tokens_per_s', 'flop_per_token', 'mfu', 'collectives', 'activation_bytes',
                 *STATES_KEYS]

@@ -3,6 +3,7 @@
  * text of each refusal, and what a table shared by commands adds. */
 #include "bench/arguments.h"
 #include "test/cmocka.h"
+#include "zero/zero.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -141,7 +142,7 @@ static void test_stored(void **state)
 {
     struct everything e = {0};
     accept(
-        "--count=-7 --none 3 --bytes=1.5K --seed=9223372036854775807 --share=0.25 --sign=minus --fruit=pear "
+        "--count=-7 --none 3 --bytes=1.5Ki --seed=9223372036854775807 --share=0.25 --sign=minus --fruit=pear "
         "--text=a=b --word one two --depth=4 -- --three",
         &e);
     assert_int_equal(e.count, -7);
@@ -161,7 +162,7 @@ static void test_stored(void **state)
     assert_int_equal(e.sum, -7 + 8); /* the shared table is finished first */
 
     e = (struct everything){0};
-    accept("--count=1 --count=1e6 --none=0 --bytes=2T --share=1e6 --flag", &e); /* the last one counts */
+    accept("--count=1 --count=1e6 --none=0 --bytes=2Ti --share=1e6 --flag", &e); /* the last one counts */
     assert_int_equal(e.count, 1000000);
     assert_int_equal(e.none, 0);
     assert_int_equal(e.bytes, INT64_C(2) << 40);
@@ -169,6 +170,29 @@ static void test_stored(void **state)
     assert_true(e.flag);
     accept("--bytes=2", &e);
     assert_int_equal(e.bytes, 2);
+}
+
+/* Units mean what they mean in libzero's own configuration: 1 G is 10^9 bytes. */
+static void test_units(void **state)
+{
+    static const char *const units[] = {"",   "k",  "K",  "M",  "G",  "T",  "Ki",
+                                        "Mi", "Gi", "Ti", "kB", "MB", "GiB"};
+    for (size_t i = 0; i < sizeof units / sizeof *units; i++) {
+        char line[32];
+        struct everything e = {0};
+        struct zero_config cfg = ZERO_CONFIG_INIT;
+        snprintf(line, sizeof line, "--bytes=3%s", units[i]);
+        accept(line, &e);
+        assert_int_equal(zero_config_set(&cfg, "param_budget_bytes", strchr(line, '3')), 0);
+        assert_int_equal(e.bytes, cfg.memory.param_budget_bytes);
+    }
+    struct everything e = {0};
+    accept("--bytes=20G", &e);
+    assert_int_equal(e.bytes, INT64_C(20000000000));
+    accept("--bytes=1.5G", &e);
+    assert_int_equal(e.bytes, 1500000000);
+    accept("--bytes=4e6", &e);
+    assert_int_equal(e.bytes, 4000000);
 }
 
 static void test_what_is_not_given_stays(void **state)
@@ -204,14 +228,17 @@ static void test_refused(void **state)
     refuse(&table, "--none=-1", "--none: '-1' is not a whole number from 0 to 50");
     refuse(&table, "--none=51", "--none: '51' is not a whole number from 0 to 50");
     refuse(&table, "--seed=-1", "--seed: '-1' is not a whole number from 0 to 9223372036854775807");
-    refuse(&table, "--bytes=1",
-           "--bytes: '1' is not a number of bytes of at least 2 (K, M, G, T may follow)");
-    refuse(&table, "--bytes=2KK",
-           "--bytes: '2KK' is not a number of bytes of at least 2 (K, M, G, T may follow)");
-    refuse(&table, "--bytes=K",
-           "--bytes: 'K' is not a number of bytes of at least 2 (K, M, G, T may follow)");
-    refuse(&table, "--bytes=1e30",
-           "--bytes: '1e30' is not a number of bytes of at least 2 (K, M, G, T may follow)");
+    for (const char *const *v = (const char *const[]){"1", "2KK", "K", "1e30", "2Q", "2B", "2g", "2auto",
+                                                      "inf", "nan", "0.0019K", "2KiBKiBKiBKiBKiB", NULL};
+         *v; v++) {
+        char line[64], words[160];
+        snprintf(line, sizeof line, "--bytes=%s", *v);
+        snprintf(words, sizeof words,
+                 "--bytes: '%s' is not a number of bytes of at least 2 (k, M, G, T or Ki, Mi, Gi, Ti may "
+                 "follow)",
+                 *v);
+        refuse(&table, line, words);
+    }
     refuse(&table, "--share=0.2", "--share: '0.2' is not a number from 0.25 to 1e+06");
     refuse(&table, "--share=1e7", "--share: '1e7' is not a number from 0.25 to 1e+06");
     refuse(&table, "--share=nan", "--share: 'nan' is not a number from 0.25 to 1e+06");
@@ -247,6 +274,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stored),
+        cmocka_unit_test(test_units),
         cmocka_unit_test(test_what_is_not_given_stays),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_words),

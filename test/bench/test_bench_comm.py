@@ -92,7 +92,7 @@ class Rows(unittest.TestCase):
 
     def check(self, world, n, want, *args):
         """want: the backends. All rows are there, once for each size, and right."""
-        head, rows = measured(world, '--rounds=3', '--bytes=1K:200K', *args)
+        head, rows = measured(world, '--rounds=3', '--bytes=1Ki:200Ki', *args)
         self.assertEqual((head['event'], head['ranks'], head['hosts'], head['group'], head['rounds']), ('comm', world, 1, n, 3))
         left_out = '' if world == 1 else 'mpi: '
         self.assertRegex(head['left_out'], f'^({left_out})')
@@ -127,15 +127,15 @@ class Rows(unittest.TestCase):
                          [('copy limit', 10000000, None), ('shm', 10000000, 0), ('add limit', 10000000, None), ('shm', 10000000, 0)])
 
     def test_sizes(self):
-        for given, slices in [('3000', [1408]), ('1:300', [128]), ('1K:5K', [512, 2048]), ('1K:100K', [512, 2048, 8192, 32768])]:
+        for given, slices in [('3000', [1408]), ('1:300', [128]), ('1Ki:5Ki', [512, 2048]), ('1Ki:100Ki', [512, 2048, 8192, 32768])]:
             _, rows = measured(2, '--rounds=1', '--op=agree', f'--bytes={given}')
             self.assertEqual([row['slice'] for row in rows], slices, given)
-        _, rows = measured(2, '--rounds=1', '--op=agree', '--bytes=1K:64K', '--factor=8')
+        _, rows = measured(2, '--rounds=1', '--op=agree', '--bytes=1Ki:64Ki', '--factor=8')
         self.assertEqual([row['bytes'] for row in rows], [1024, 8192, 65536])
-        self.assertEqual(measured(2, '--rounds=1', '--op=agree', '--bytes=65K:1M')[1], [])  # more than a step has
+        self.assertEqual(measured(2, '--rounds=1', '--op=agree', '--bytes=65Ki:1Mi')[1], [])  # more than a step has
 
     def test_table(self):
-        done = comm(2, '--rounds=2', '--bytes=4K:16K')
+        done = comm(2, '--rounds=2', '--bytes=4Ki:16Ki')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         head = [line for line in done.stdout.splitlines() if line.startswith('#')]
         rows = [line for line in done.stdout.splitlines() if not line.startswith('#')]
@@ -153,7 +153,7 @@ class Rows(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             for kind, magic in [('svg', b'<?xml'), ('png', b'\x89PNG')]:
                 path = os.path.join(folder, f'it\'s a "plot".{kind}')
-                done = comm(2, '--rounds=1', '--bytes=4K:64K', '--plot', path)
+                done = comm(2, '--rounds=1', '--bytes=4Ki:64Ki', '--plot', path)
                 self.assertEqual((done.returncode, done.stderr), (0, ''))
                 with open(path, 'rb') as f:
                     picture = f.read()
@@ -162,7 +162,7 @@ class Rows(unittest.TestCase):
                               '2 ranks, groups of 2, f32'] if kind == 'svg' else []:
                     self.assertIn(curve, picture.decode())
             where = dict(os.environ, PATH=folder)  # a folder without gnuplot
-            done = run([ZERO_RUN, '-n', '2', '--raw', os.path.abspath(ZERO_BENCH), 'comm', '--rounds=1', '--bytes=4K', '--plot', path], env=where)
+            done = run([ZERO_RUN, '-n', '2', '--raw', os.path.abspath(ZERO_BENCH), 'comm', '--rounds=1', '--bytes=4Ki', '--plot', path], env=where)
             self.assertEqual((done.returncode, done.stderr.splitlines()[0]),
                              (1, 'zero-bench comm: --plot needs gnuplot: No such file or directory'), done)
 
@@ -189,7 +189,7 @@ class Wrong(unittest.TestCase):
 
 class Lost(unittest.TestCase):
     def test_named(self):
-        with Ranks('--bytes=64K', '--rounds=100000') as ranks:
+        with Ranks('--bytes=64Ki', '--rounds=100000') as ranks:
             self.assertTrue(ranks.ranks[0].stdout.readline().startswith('# 2 ranks'))
             ranks.ranks[1].send_signal(signal.SIGKILL)
             ((_, why), code), _ = ranks.end()
@@ -207,10 +207,10 @@ class Refused(unittest.TestCase):
                 (['--backend=tcp'], "--backend: 'tcp' is not self, shm, nccl or mpi"),
                 (['--backend=shm,'], "--backend: '' is not self, shm, nccl or mpi"),
                 (['--op=all_reduce'], "--op: 'all_reduce' is not all_gather, reduce_scatter or agree"),
-                (['--bytes=1K:x'], "--bytes: 'x' is not a number of bytes of at least 1 (K, M, G, T may follow)"),
-                (['--bytes=0'], "--bytes: '0' is not a number of bytes of at least 1 (K, M, G, T may follow)"),
-                (['--bytes=4K:1K'], '--bytes: from 4096 to 1024 is not from less to more, up to 1T'),
-                (['--bytes=2T'], '--bytes: from 2199023255552 to 2199023255552 is not from less to more, up to 1T'),
+                (['--bytes=1Ki:x'], "--bytes: 'x' is not a number of bytes of at least 1 (k, M, G, T or Ki, Mi, Gi, Ti may follow)"),
+                (['--bytes=0'], "--bytes: '0' is not a number of bytes of at least 1 (k, M, G, T or Ki, Mi, Gi, Ti may follow)"),
+                (['--bytes=4Ki:1Ki'], '--bytes: from 4096 to 1024 is not from less to more, up to 1Ti'),
+                (['--bytes=2Ti'], '--bytes: from 2199023255552 to 2199023255552 is not from less to more, up to 1Ti'),
                 (['--factor=1'], "--factor: '1' is not a whole number from 2 to 1048576"),
                 (['--group=2', '--across=2'], '--across: does not go with --group'),
                 (['--plot=a.pdf'], "--plot: 'a.pdf' does not end in .svg or .png"),
@@ -227,7 +227,7 @@ class Refused(unittest.TestCase):
             self.refused(args, told)
 
     def test_memory(self):
-        done = bench('comm', '--bytes=1T')
+        done = bench('comm', '--bytes=1Ti')
         self.assertEqual((done.returncode, done.stdout), (1, ''))
         self.assertRegex(done.stderr, r'\Azero-bench comm: \d.*B are wanted by each rank, and .* are free .*: give smaller sizes with --bytes\n\Z')
 

@@ -90,7 +90,7 @@ class Bits(unittest.TestCase):
     @staticmethod
     def others(cp):
         """Returns (ranks, options) of meshes with cp, for MICRO micro-batches in a step."""
-        meshes = [(1, ['--stage=1']), (1, ['--stage=2']), (1, ['--stage=3', '--prefetch=0']), (1, ['--stage=3', '--budget=256K']), (1, ['--stage=3', '--recompute'])]
+        meshes = [(1, ['--stage=1']), (1, ['--stage=2']), (1, ['--stage=3', '--prefetch=0']), (1, ['--stage=3', '--budget=256Ki']), (1, ['--stage=3', '--recompute'])]
         pipelines = [(2, ['--pp=2', schedule, stage]) for schedule in ('--schedule=1f1b', '--schedule=gpipe', '--schedule=zero-bubble')
                      for stage in ('--stage=0', '--stage=1', '--stage=3')]
         pipelines += [(n, [*args, '--recompute']) for n, args in pipelines]

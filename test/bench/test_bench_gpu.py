@@ -286,7 +286,7 @@ class Communicators(unittest.TestCase):
     def test_values(self):
         for dtype in ['f32', 'bf16']:
             for deterministic in ['on', 'off']:
-                done = bench('comm', '--json', '--device=cuda', '--bytes=1K:64K', f'--dtype={dtype}', f'--deterministic={deterministic}', '--rounds=2')
+                done = bench('comm', '--json', '--device=cuda', '--bytes=1Ki:64Ki', f'--dtype={dtype}', f'--deterministic={deterministic}', '--rounds=2')
                 self.assertEqual((done.returncode, done.stderr), (0, ''))
                 head, *rows = lines(done.stdout)
                 backends = ['self'] if head['left_out'] else ['self', 'nccl']

@@ -47,7 +47,7 @@ PARTS = [(1, []), (2, ['--tp=2']), (4, ['--tp=4']), (2, ['--tp=2', '--sequence-p
 
 def others():
     """Returns (ranks, options) of meshes that have the bits of one rank at stage 0 for MICRO micro-batches in a step."""
-    alone = [(1, [stage]) for stage in ('--stage=1', '--stage=2', '--stage=3')] + [(1, ['--stage=3', '--budget=192K'])]
+    alone = [(1, [stage]) for stage in ('--stage=1', '--stage=2', '--stage=3')] + [(1, ['--stage=3', '--budget=192Ki'])]
     pipelines = [(2, ['--pp=2', schedule, stage]) for schedule in ('--schedule=1f1b', '--schedule=gpipe', '--schedule=zero-bubble')
                  for stage in ('--stage=0', '--stage=1', '--stage=3')]
     pipelines += [(2, ['--pp=2', '--schedule=interleaved', '--stages-per-rank=2', '--stage=2']), (4, ['--pp=4', '--schedule=zero-bubble'])]

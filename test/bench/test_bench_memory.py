@@ -132,6 +132,10 @@ class Measured(unittest.TestCase):
         self.assertAlmostEqual(shares[1], 100 * (1 - three / copies), delta=2)
         self.assertAlmostEqual(copies, 2 * each, delta=0.01 * copies)
 
+    def test_what_is_saved_on_one_rank(self):
+        done = bench(*MEMORY, '--plain', '--steps=1', '--ranks=1')
+        self.assertRegex(done.stdout.splitlines()[-1], r'^The rank, measured \(Pss\): stage 3 holds .*; stage 0 .*% are saved; the plain program [\d.]+ [MG]B, so -?\d+%\.$')
+
     def test_what_is_saved_is_told_without_pictures(self):
         for option in ['--plot', '--plot-loss']:
             done = bench(*MEMORY, '--steps=1', f'{option}=/tmp/never.svg', env={'PATH': '/nonexistent'})
@@ -243,7 +247,7 @@ class Precisions(unittest.TestCase):
         columns = lines(done.stdout)
         self.assertEqual([c['masters'] for c in columns], ['f32', 'f32', 'remainder', 'remainder', 'remainder', 'none'])
         self.assertEqual([c['moments'] for c in columns], ['f32', 'f32', 'f32', 'bf16', 'q8', 'bf16'])
-        self.assertEqual([c['grad_sum'] for c in columns], ['f32'] + ['bf16'] * 5)
+        self.assertEqual([c['grad_sum_dtype'] for c in columns], ['f32'] + ['bf16'] * 5)
         n = columns[0]['n_params']
         for c, size in zip(columns, [20, 16, 14, 10, 8.125, 8], strict=True):
             self.assertEqual(c['bytes'], c['planned_bytes'])
@@ -259,13 +263,18 @@ class Precisions(unittest.TestCase):
         self.assertEqual(rows['memory per rank'], self.NAMES)
         self.assertEqual(rows['planned'], rows['allocated'])
         self.assertEqual([round(float(x)) for x in rows['bytes per parameter']], [20, 16, 14, 10, 8, 8])
-        self.assertIn('stage 0 with AdamW', done.stdout)
+        self.assertIn('stage 0 with AdamW, and in each column:\n', done.stdout)
+        told = dict(re.findall(r'^  (\S.{9})  (\S.*)$', done.stdout, re.MULTILINE))
+        self.assertEqual([name.strip() for name in told], self.NAMES)
+        self.assertEqual(told['f32       '], 'sums, masters and moments f32')
+        self.assertEqual(told['+ q8      '], 'gradient sums bf16, masters remainder, moments q8')
+        self.assertIn('\nBytes per parameter are those of a rank, without ', done.stdout)
         losses = [float(x) for x in rows['loss of the last tenth']]  # of the last of three steps
         self.assertEqual(losses[1:3], losses[:1] * 2)
         self.assertEqual(rows['more than f32, percent'][:3], ['0.000'] * 3)
         for loss, percent in zip(losses, rows['more than f32, percent']):
             self.assertAlmostEqual(float(percent), 100 * (loss / losses[0] - 1), delta=0.003)
-        self.assertRegex(done.stdout.splitlines()[-1], r'^All 1 ranks together, measured \(Pss\): no masters holds .*; f32 .*% are saved\.$')
+        self.assertRegex(done.stdout.splitlines()[-1], r'^The rank, measured \(Pss\): no masters holds .*; f32 .*% are saved\.$')
 
     def test_several_ranks(self):
         done = bench('memory', '--precisions', '--dtype=bf16', '--layers=8', *SIZES, '--ranks=2', '--stage=3', '--steps=2', '--json')
@@ -282,14 +291,14 @@ class Precisions(unittest.TestCase):
         done = bench('memory', '--dtype=bf16', '--masters=remainder', '--moments=q8', '--ranks=2', '--layers=8', *SIZES, '--steps=2', '--json')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
         stages = lines(done.stdout)
-        self.assertEqual({(s['masters'], s['moments'], s['grad_sum']) for s in stages}, {('remainder', 'q8', 'f32')})
+        self.assertEqual({(s['masters'], s['moments'], s['grad_sum_dtype']) for s in stages}, {('remainder', 'q8', 'f32')})
         self.assertEqual([s['bytes'] for s in stages], [s['planned_bytes'] for s in stages])
         self.assertEqual(len({s['state_sha256'] for s in stages}), 1)
 
 
 class Fits(unittest.TestCase):
     def test_fewer_layers(self):
-        done = bench('memory', '--ranks=2', '--steps=1', '--json', '--layers=8', *SIZES, '--vocab=20000', '--fit=144M')
+        done = bench('memory', '--ranks=2', '--steps=1', '--json', '--layers=8', *SIZES, '--vocab=20000', '--fit=144Mi')
         self.assertEqual(done.returncode, 0)
         model, = {s['model'] for s in lines(done.stdout)}
         self.assertRegex(done.stderr, rf'^zero-bench memory: stage 0 of custom on 2 ranks takes about 1\d\d MB, and 151 MB are allowed: taking {model}, '

@@ -55,7 +55,7 @@ class Meshes(unittest.TestCase):
         self.assertEqual(run_of(1, 1, 1), data_parallel[1])
         cases = [(mesh, stage, how) for mesh in MESHES for stage in range(4) for how in schedules(mesh[0])]
         for mesh, stage, how in cases if everything else draw.sample(cases, 24):
-            ahead = draw.choice(['--prefetch=0', '--prefetch=1', '--prefetch=2', *(['--budget=64K'] if stage == 3 else [])])
+            ahead = draw.choice(['--prefetch=0', '--prefetch=1', '--prefetch=2', *(['--budget=64Ki'] if stage == 3 else [])])
             how = [*how, f'--stage={stage}', ahead]
             with self.subTest(mesh=mesh, how=how):
                 self.assertEqual(run_of(*mesh, *how), data_parallel[mesh[2]])

@@ -133,7 +133,7 @@ class Sample(unittest.TestCase):
         """At once, or where they exceed the budget unit by unit for each token."""
         source = [*self.weights['f32'][0], '--stage=3', '--tokens=20', '--temperature=2']
         want = self.ids(4, *source)
-        for budget in '60K', '200K', '4M':
+        for budget in '60Ki', '200Ki', '4Mi':
             self.assertEqual(self.ids(4, *source, f'--budget={budget}'), want, budget)
         self.refused([*source, '--budget=1K'], 'zero_wrap: ', world=4)
 

@@ -19,7 +19,7 @@ FIELDS = {'stage': 0, 'mesh.tp': 1, 'mesh.pp': 1, 'pipeline.schedule': 0, 'pipel
 SCHEDULES = ['1f1b', 'gpipe', 'interleaved', 'zero-bubble']
 WORDS = {'hsdp': 0, 'hfsdp': 1, 'bf16': 2}
 MASTERS, MOMENTS, STATES = ['f32', 'remainder', 'none'], ['f32', 'bf16', 'q8'], ['device', 'host']
-ANY = ['--masters=any', '--moments=any', '--grad-sum=any']
+ANY = ['--masters=any', '--moments=any', '--grad-sum-dtype=any']
 
 
 def tune(*args):
@@ -225,7 +225,7 @@ def fields_of(choice, world, tp=1, pp=1, schedule='--schedule=1f1b', stages_per_
         want.update({'memory.prefetch': choice['prefetch'], 'memory.param_budget_bytes': -1 if choice['budget'] is None else choice['budget']})
     want['memory.wire_dtype'] = WORDS[choice['wire_dtype']] if choice['wire_dtype'] else 0
     want.update(deterministic=choice['deterministic'] if choice['deterministic'] is not None else -1)
-    want['memory.grad_sum_dtype'] = 2 if choice['grad_sum'] == 'bf16' else 0
+    want['memory.grad_sum_dtype'] = 2 if choice['grad_sum_dtype'] == 'bf16' else 0
     want.update({'optim.masters': MASTERS.index(choice['masters']), 'optim.moments': MOMENTS.index(choice['moments']), 'memory.states': STATES.index(choice['states'])})
     return want
 
@@ -270,7 +270,7 @@ class Lines(unittest.TestCase):
             self.skipTest('no C compiler in PATH')
         choices = [(tune(*arguments(*case), *more)[1], case) for case in CASES[:5] for more in [[], ['--wire-dtype=any'], ['--deterministic=off'], ['--dp-shard=2']] if case[1] % 4 == 0]
         choices += [(tune(*arguments(*case))[1], case) for case in MESHES]
-        choices += [(tune(*arguments(*CASES[0]), *more)[1], CASES[0]) for more in [['--masters=remainder', '--moments=q8'], ['--masters=none', '--moments=bf16', '--grad-sum=bf16'], ['--states=host']]]
+        choices += [(tune(*arguments(*CASES[0]), *more)[1], CASES[0]) for more in [['--masters=remainder', '--moments=q8'], ['--masters=none', '--moments=bf16', '--grad-sum-dtype=bf16'], ['--states=host']]]
         body = ''
         for choice, _ in choices:
             body += '{ struct zero_config cfg = ZERO_CONFIG_INIT;\n' + '\n'.join(choice['c']) + '\n'
@@ -321,7 +321,7 @@ class Precisions(unittest.TestCase):
             for moments in MOMENTS:
                 for grad_sum in ['f32', 'bf16'] if dtype == 'bf16' else ['f32']:
                     cost = (masters == 'none', moments == 'q8', moments == 'bf16', grad_sum == 'bf16')
-                    groups.setdefault(cost, []).append([f'--masters={masters}', f'--moments={moments}', f'--grad-sum={grad_sum}'])
+                    groups.setdefault(cost, []).append([f'--masters={masters}', f'--moments={moments}', f'--grad-sum-dtype={grad_sum}'])
         return [groups[cost] for cost in sorted(groups)]
 
     def first_that_fits(self, *args, dtype='bf16'):
@@ -338,24 +338,24 @@ class Precisions(unittest.TestCase):
             args = [*DEEP, '--world=4', f'--limit={limit}']
             want = self.first_that_fits(*args)
             _, choice = tune(*args, *ANY)
-            keys = ['masters', 'moments', 'grad_sum', 'stage', 'hybrid', 'bytes', 'wire_bytes', 'inexact']
+            keys = ['masters', 'moments', 'grad_sum_dtype', 'stage', 'hybrid', 'bytes', 'wire_bytes', 'inexact']
             self.assertEqual([choice[k] for k in keys], [want[k] for k in keys], limit)
             self.assertLessEqual(choice['bytes']['total'], limit)
-            exact = (choice['moments'], choice['grad_sum']) == ('f32', 'f32') and choice['masters'] != 'none'
+            exact = (choice['moments'], choice['grad_sum_dtype']) == ('f32', 'f32') and choice['masters'] != 'none'
             self.assertEqual((choice['inexact'], bool(choice['note'])), (not exact, not exact))
-            chosen.add((choice['masters'], choice['moments'], choice['grad_sum']))
+            chosen.add((choice['masters'], choice['moments'], choice['grad_sum_dtype']))
         self.assertGreater(len(chosen), 3, chosen)
 
     def test_f32_has_moments_only(self):
         _, choice = tune(*DEEP, '--world=4', '--dtype=f32', '--limit=2800000', *ANY)
         want = self.first_that_fits(*DEEP, '--world=4', '--dtype=f32', '--limit=2800000', dtype='f32')
-        self.assertEqual([choice[k] for k in ('masters', 'moments', 'grad_sum', 'bytes')], [want[k] for k in ('masters', 'moments', 'grad_sum', 'bytes')])
+        self.assertEqual([choice[k] for k in ('masters', 'moments', 'grad_sum_dtype', 'bytes')], [want[k] for k in ('masters', 'moments', 'grad_sum_dtype', 'bytes')])
         self.assertNotEqual(choice['moments'], 'f32')
 
     def test_only_what_is_allowed(self):
         """Without a word about them all candidates have the defaults. What is given is fixed."""
         candidates, _ = tune(*NANO, '--world=4')
-        self.assertEqual({(c['masters'], c['moments'], c['grad_sum'], c['states']) for c in candidates}, {('f32', 'f32', 'f32', 'device')})
+        self.assertEqual({(c['masters'], c['moments'], c['grad_sum_dtype'], c['states']) for c in candidates}, {('f32', 'f32', 'f32', 'device')})
         candidates, _ = tune(*NANO, '--world=4', '--moments=q8', '--masters=any')
         self.assertEqual({(c['masters'], c['moments'], c['inexact']) for c in candidates}, {('f32', 'q8', True), ('remainder', 'q8', True)})
 
@@ -467,7 +467,7 @@ class Refused(unittest.TestCase):
         self.refused(['--world=4', '--masters=bf16'], "--masters: 'bf16' is not f32, remainder, none or any")
         self.refused(['--world=4', '--states=file'], "--states: 'file' is not device, host or any")
         self.refused(['--world=4', '--dtype=f32', '--masters=none'], '--masters: needs a bf16 model')
-        self.refused(['--world=4', '--dtype=f32', '--grad-sum=bf16'], '--grad-sum: needs a bf16 model')
+        self.refused(['--world=4', '--dtype=f32', '--grad-sum-dtype=bf16'], '--grad-sum-dtype: needs a bf16 model')
 
     def test_meshes(self):
         self.refused(['--world=8', '--tp=4'], '--tp: 4 parts do not divide the 6 heads')

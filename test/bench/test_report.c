@@ -2,6 +2,7 @@
 /* test_report.c: tests how zero-bench prints numbers. */
 #include "bench/hybrids.h"
 #include "bench/report/report.h"
+#include "bench/report/stage_table.h"
 #include "test/cmocka.h"
 
 #include <math.h>
@@ -47,27 +48,51 @@ static void the_median_leaves_out_the_first_two(void **state)
     report_close(&r);
 }
 
-/* As when a run ends before its first step does. */
-static void no_step_is_no_nan(void **state)
+/* Writes to text what print writes to stdout. */
+static void take_printed(void (*print)(void), char text[4096])
 {
-    struct report r = {0};
-    const struct report_summary s = {.device = "host", .hybrid = HYBRID_HSDP, .peak_tflops = 1};
-    char text[4096];
     FILE *file = tmpfile();
     int out = dup(STDOUT_FILENO);
     assert_non_null(file);
     fflush(stdout);
     assert_true(out >= 0 && dup2(fileno(file), STDOUT_FILENO) >= 0);
-    report_summary(&r, &s);
+    print();
     fflush(stdout);
     dup2(out, STDOUT_FILENO);
     close(out);
     rewind(file);
-    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    text[fread(text, 1, 4095, file)] = 0;
     fclose(file);
+}
+
+static void print_no_step(void)
+{
+    struct report r = {0};
+    const struct report_summary s = {.device = "host", .hybrid = HYBRID_HSDP, .peak_tflops = 1};
+    report_summary(&r, &s);
+    report_close(&r);
+}
+
+/* As when a run ends before its first step does. */
+static void no_step_is_no_nan(void **state)
+{
+    char text[4096];
+    take_printed(print_no_step, text);
     assert_non_null(strstr(text, "no step was made"));
     assert_null(strstr(text, "nan"));
-    report_close(&r);
+}
+
+static void print_numbers(void)
+{
+    stage_table_numbers("percent", (const double[]){-0.0004, -0.0, 0.0004, -0.0006, -10}, 3, 5);
+}
+
+static void zero_has_no_sign(void **state)
+{
+    char text[4096];
+    take_printed(print_numbers, text);
+    assert_string_equal(text,
+                        "percent                     0.000      0.000      0.000     -0.001    -10.000\n");
 }
 
 static void json_has_no_nan(void **state)
@@ -138,11 +163,9 @@ static void a_failed_read_is_reported(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_have_three_digits),
-        cmocka_unit_test(the_median_leaves_out_the_first_two),
-        cmocka_unit_test(json_has_no_nan),
-        cmocka_unit_test(no_step_is_no_nan),
-        cmocka_unit_test(the_state_is_hashed_in_order_and_whole),
+        cmocka_unit_test(bytes_have_three_digits),   cmocka_unit_test(the_median_leaves_out_the_first_two),
+        cmocka_unit_test(json_has_no_nan),           cmocka_unit_test(no_step_is_no_nan),
+        cmocka_unit_test(zero_has_no_sign),          cmocka_unit_test(the_state_is_hashed_in_order_and_whole),
         cmocka_unit_test(a_failed_read_is_reported),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -86,7 +86,7 @@ def main():
         data = os.path.join(root, "text")
         with open(data, "w", encoding="utf-8") as f:
             f.write("It was the best of times, it was the worst of times. " * 50)
-        train = ["train", "--data", data, "--batch", "1", "--stage", "0", "--grad-sum", "bf16"]
+        train = ["train", "--data", data, "--batch", "1", "--stage", "0", "--grad-sum-dtype", "bf16"]
         saving = ["--save", os.path.join(root, "run"), "--save-every", "1", "--load", "latest"]
         want = state_of(run(0, *train, "--steps", "5"))
         os.environ["ZERO_STATES"] = "device"

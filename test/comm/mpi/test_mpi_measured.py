@@ -41,7 +41,7 @@ def told(text, event):
 
 class Rows(unittest.TestCase):
     def check(self, n, script, *arguments, backends, shared):
-        done = comm(n, script, "--rounds=2", "--bytes=1K:200K", "--factor=64", "--json", *arguments)
+        done = comm(n, script, "--rounds=2", "--bytes=1Ki:200Ki", "--factor=64", "--json", *arguments)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         rows = told(done.stdout, "row")
         for size in {row["bytes"] for row in rows}:
@@ -66,7 +66,7 @@ class Rows(unittest.TestCase):
         memory."""
         core = {min(os.sched_getaffinity(0))}
         for _ in range(2):
-            done = subprocess.run(command(3, "", "--op=all_gather", "--backend=mpi", "--rounds=1", "--bytes=1K:1M", "--factor=2"),
+            done = subprocess.run(command(3, "", "--op=all_gather", "--backend=mpi", "--rounds=1", "--bytes=1Ki:1Mi", "--factor=2"),
                                   env=under_mpi.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=under_mpi.SECONDS,
                                   preexec_fn=lambda: os.sched_setaffinity(0, core))
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -74,7 +74,7 @@ class Rows(unittest.TestCase):
     def test_table(self):
         """Columns are as wide as their names. bf16 has rows too, with what they are compared to."""
         for dtype in ["f32", "bf16"]:
-            done = comm(2, "", "--rounds=1", "--bytes=4K", "--backend=mpi", f"--dtype={dtype}")
+            done = comm(2, "", "--rounds=1", "--bytes=4Ki", "--backend=mpi", f"--dtype={dtype}")
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
             self.assertEqual("# MPI has no bf16: its own sums are of as many elements of fp32" in done.stdout.splitlines(), dtype == "bf16")
             rows = [line for line in done.stdout.splitlines() if re.match("# op|[a-z]", line)]
