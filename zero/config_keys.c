@@ -498,12 +498,12 @@ int zero_config_set(struct zero_config *cfg, const char *key, const char *value)
             return zr_fail(ZERO_ERR_ARG, "%s cannot be set from text: it is %s", key, f->allowed);
         return set_text(cfg, f, key, value);
     }
-    const struct earlier *was = find_earlier(key);
+    const char *dot = strrchr(key, '.'), *name = dot ? dot + 1 : key;
+    const struct earlier *was = find_earlier(name);
     if (was && was->how)
         return zr_fail(ZERO_ERR_ARG, "there is no configuration key \"%s\": %s", key, was->how);
     int d;
-    const char *dot = strrchr(key, '.');
-    const struct field *f = nearest(dot ? dot + 1 : key, false, &d);
+    const struct field *f = nearest(name, false, &d);
     return zr_fail(ZERO_ERR_ARG, "there is no configuration key \"%s\"; the nearest is \"%s%s\"", key,
                    dot ? f->group : "", f->key);
 }

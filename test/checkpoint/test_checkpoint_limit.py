@@ -20,7 +20,8 @@ MODEL = ["--layers", "8", "--heads", "4", "--channels", "512", "--vocab", "256",
 N_PARAMS = 25 << 20
 # For weights, gradients, buffers and stacks of threads. A load has no room for a copy of anything.
 LIMIT = 190 << 20
-CONTROL_GROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+CONTROL_GROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),  # memsw: memory and swap
+                  ("/sys/fs/cgroup", "memory.max", "memory.swap.max"))
 
 
 def write_setting(path, text):
@@ -35,7 +36,7 @@ def write_setting(path, text):
 @contextlib.contextmanager
 def control_group(limit):
     """Gives the folder of a new control group, or None where there can be none."""
-    for parent, setting in CONTROL_GROUPS:
+    for parent, setting, swap in CONTROL_GROUPS:
         group = os.path.join(parent, f"zero-test-{os.getpid()}")
         try:
             os.mkdir(group)
@@ -46,6 +47,8 @@ def control_group(limit):
         except OSError:
             os.rmdir(group)
             continue
+        with contextlib.suppress(OSError):  # a kernel that counts swap
+            write_setting(os.path.join(group, swap), str(limit if "memsw" in swap else 0))
         try:
             yield group
         finally:

@@ -657,6 +657,8 @@ static void test_unknown_key(void **state)
     }
     assert_int_equal(zero_config_set(&cfg, "mpi", "ompi"), ZERO_ERR_ARG);
     assert_message("there is no configuration key \"mpi\": -Dmpi chooses the MPI when libzero is built");
+    assert_int_equal(zero_config_set(&cfg, "launch.mpi", "ompi"), ZERO_ERR_ARG);
+    assert_message("there is no configuration key \"launch.mpi\": -Dmpi chooses");
     char longest[5000];
     memset(longest, 'x', sizeof longest);
     longest[sizeof longest - 1] = 0;
