@@ -18,9 +18,9 @@ struct zr_state_file {
     char *map;
 };
 
-/* Makes a file of zeros in an existing folder. rank is part of the name that the file has for a moment. *f
- * must stay where it is until it is closed. ZERO_ERR_IO names the folder and the bytes. The caller closes *f,
- * even after a failure. */
+/* Makes a file of zeros in an existing folder. rank is part of the name that the file may have for a moment.
+ * *f must stay where it is until it is closed. ZERO_ERR_IO names the folder and the bytes. The caller closes
+ * *f, even after a failure. */
 int zr_state_file_open(const struct zr_files *fs, const char *folder, int rank, int64_t bytes,
                        struct zr_state_file *f);
 /* Makes another file in the same folder. */

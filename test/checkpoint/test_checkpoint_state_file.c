@@ -7,8 +7,11 @@
 #include "zero/state_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { BYTES = (9 << 20) + 4096 };
 
@@ -128,13 +131,30 @@ static void test_transfer_fails(void **state)
     free(buf);
 }
 
+/* Opens a file, which has no name if the file system has such files. */
+static int open_unnamed_only(void *arg, const char *path, int flags, unsigned mode)
+{
+    assert_false(flags & O_CREAT);
+    return zr_files_posix.open(arg, path, flags, mode);
+}
+
 /* On a real file system, and in a folder that does not exist. */
 static void test_real(void **state)
 {
-    char folder[] = "/tmp/zero-state-file-XXXXXX";
+    char folder[] = "/tmp/zero-state-file-XXXXXX", name[64];
     struct zr_state_file f;
     assert_non_null(mkdtemp(folder));
-    assert_int_equal(zr_state_file_open(&zr_files_posix, folder, 1, BYTES, &f), 0);
+    struct zr_files fs = zr_files_posix;
+    int probe = open(folder, O_TMPFILE | O_RDWR, 0600);
+    if (probe >= 0 && !close(probe))
+        fs.open = open_unnamed_only;
+    snprintf(name, sizeof name, "%s/probe", folder);
+    probe = open(name, O_CREAT | O_RDWR | O_DIRECT, 0600);
+    unlink(name);
+    assert_int_equal(zr_state_file_open(&fs, folder, 1, BYTES, &f), 0);
+    assert_true(f.file.direct >= 0 || probe < 0);
+    if (probe >= 0)
+        close(probe);
     use_file(&f);
     assert_int_equal(zr_folder_remove(&zr_files_posix, folder, NULL), 0); /* fails if a file is there */
     zr_state_file_close(&f);

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 
 #ifndef O_DIRECT
 #define O_DIRECT 0
@@ -15,10 +16,10 @@
 
 /* Opens a second descriptor past the page cache. A failure is no error, because without it everything works,
  * only slower. */
-static void open_direct(struct zr_block_file *f, int flags)
+static void open_direct(struct zr_block_file *f, const char *path, int flags)
 {
     do
-        f->direct = f->fs->open(f->fs->arg, f->path, flags | O_DIRECT | O_NOFOLLOW, 0);
+        f->direct = f->fs->open(f->fs->arg, path, flags | O_DIRECT, 0);
     while (f->direct == -EINTR);
 }
 
@@ -28,7 +29,7 @@ int zr_block_file_create(const struct zr_files *fs, const char *path, int64_t by
     ZR_TRY(zr_file_open(fs, path, O_WRONLY | O_CREAT | O_EXCL, &f->fd));
     ZR_TRY(zr_file_allocate(fs, f->fd, path, bytes));
     if (O_DIRECT != 0 && bytes >= LEAST_DIRECT)
-        open_direct(f, O_WRONLY);
+        open_direct(f, path, O_WRONLY | O_NOFOLLOW);
     return 0;
 }
 
@@ -38,7 +39,7 @@ int zr_block_file_open(const struct zr_files *fs, const char *path, int64_t byte
     *f = (struct zr_block_file){.fs = fs, .path = path, .fd = -1, .direct = -1};
     ZR_TRY(zr_file_find(fs, path, &missing, &f->fd));
     if (O_DIRECT != 0 && bytes >= LEAST_DIRECT && !(fs->is_cached && fs->is_cached(fs->arg, f->fd, bytes)))
-        open_direct(f, O_RDONLY);
+        open_direct(f, path, O_RDONLY | O_NOFOLLOW);
     return 0;
 }
 
@@ -46,10 +47,19 @@ int zr_block_file_create_unnamed(const struct zr_files *fs, const char *path, in
                                  struct zr_block_file *f)
 {
     *f = (struct zr_block_file){.fs = fs, .path = path, .fd = -1, .direct = -1};
-    ZR_TRY(zr_file_open(fs, path, O_RDWR | O_CREAT | O_EXCL, &f->fd));
-    if (O_DIRECT != 0 && bytes >= LEAST_DIRECT)
-        open_direct(f, O_RDWR);
-    ZR_TRY(zr_file_remove(fs, path));
+    const bool wants_direct = O_DIRECT != 0 && bytes >= LEAST_DIRECT;
+    f->fd = fs->open_unnamed ? fs->open_unnamed(fs->arg, path) : -1;
+    if (f->fd >= 0) {
+        char opened[32];
+        snprintf(opened, sizeof opened, "/proc/self/fd/%d", f->fd);
+        if (wants_direct)
+            open_direct(f, opened, O_RDWR);
+    } else {
+        ZR_TRY(zr_file_open(fs, path, O_RDWR | O_CREAT | O_EXCL, &f->fd));
+        if (wants_direct)
+            open_direct(f, path, O_RDWR | O_NOFOLLOW);
+        ZR_TRY(zr_file_remove(fs, path));
+    }
     return zr_file_allocate(fs, f->fd, path, bytes);
 }
 

@@ -23,8 +23,9 @@ struct zr_block_file {
 
 /* Makes a new file for `bytes` bytes, and reserves its space if the file system can. ZERO_ERR_IO. */
 int zr_block_file_create(const struct zr_files *fs, const char *path, int64_t bytes, struct zr_block_file *f);
-/* Makes such a file for writing and reading, and removes its name at once. Its space on the disk is freed
- * when it is closed or the process ends. path then only serves messages. */
+/* Makes such a file for writing and reading, without a name. Its space on the disk is freed when it is closed
+ * or the process ends. If the file system has no files without names, it has the name path for a moment, and
+ * a process that is killed then leaves it behind. */
 int zr_block_file_create_unnamed(const struct zr_files *fs, const char *path, int64_t bytes,
                                  struct zr_block_file *f);
 /* Opens a file for reading. bytes: the most that will be read. */

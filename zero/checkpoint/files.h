@@ -30,6 +30,9 @@ struct zr_files {
      * -EINVAL: the file system has no O_DIRECT; a transfer may report this too. -EISDIR: a folder. -ENXIO: a
      * FIFO, a socket or a device. */
     int (*open)(void *arg, const char *path, int flags, unsigned mode);
+    /* Makes a file that never has a name, for reading and writing, in the folder of path. Fails if the file
+     * system has no such files. NULL: none has. */
+    int (*open_unnamed)(void *arg, const char *path);
 
     int64_t (*pread)(void *arg, int fd, void *buf, size_t n, int64_t at);
     int64_t (*pwrite)(void *arg, int fd, const void *buf, size_t n, int64_t at);

@@ -130,6 +130,20 @@ static int posix_open(void *arg, const char *path, int flags, unsigned mode)
     return fd;
 }
 
+static int posix_open_unnamed(void *arg, const char *path)
+{
+    char name[NAME_MAX + 1];
+    int folder = open_parent(path, name), fd;
+    (void)arg;
+    if (folder < 0)
+        return folder;
+    do
+        fd = or_errno(zr_above_standard(openat(folder, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600)));
+    while (fd == -EINTR);
+    close(folder);
+    return fd;
+}
+
 static int64_t posix_pread(void *arg, int fd, void *buf, size_t n, int64_t at)
 {
     (void)arg;
@@ -391,6 +405,7 @@ static int posix_absolute(void *arg, const char *path, char *out, size_t out_byt
 }
 
 const struct zr_files zr_files_posix = {.open = posix_open,
+                                        .open_unnamed = posix_open_unnamed,
                                         .pread = posix_pread,
                                         .pwrite = posix_pwrite,
                                         .fsync = posix_fsync,
