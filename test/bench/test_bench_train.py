@@ -665,7 +665,9 @@ class Learning(unittest.TestCase):
 
 
 class Others(unittest.TestCase):
-    SMALL = r'\A[^\n]*warning: stage 3 shards no parameters: all \d units are resident[^\n]*\n\Z'  # a few layers fit the slots
+    # A few layers fit the slots.
+    SMALL = (r'\A[^\n]*warning: stage 3 shards no parameters: all \d units are resident '
+             r'because slots and shards would take as much memory; lower prefetch, or use stage 2\n\Z')
     MEMORY = ['memory', '--ranks=2', '--layers=2', '--heads=2', '--channels=32', '--context=16', '--steps=1']
 
     def test_wire_dtype_widens_nothing(self):
@@ -673,6 +675,11 @@ class Others(unittest.TestCase):
             done = run([ZERO_RUN, '-n', '2', '--raw', ZERO_BENCH, 'train', '--json', *TINY, '--steps=1', f'--dtype={dtype}', '--wire-dtype=f32'])
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(done.stderr.count('wire_dtype is f32, but gradients of bf16 are sent as they are'), warned)
+
+    def test_resident_without_prefetch(self):
+        done = run([ZERO_RUN, '-n', '2', ZERO_BENCH, 'train', *TINY, '--steps=1', '--stage=3', '--prefetch=0', '--layers=1'])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('slots and shards would take as much memory; use stage 2\n', done.stderr)
 
     def test_memory(self):
         done = bench(*self.MEMORY, '--json')

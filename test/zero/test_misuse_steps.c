@@ -114,10 +114,6 @@ MISUSE("shards nothing, with one unit declared", S3, W2,
 MISUSE("shards nothing, with all units declared", S3, W2, make_resident(p), train(p),
        LOGS("all 4 units are resident, 4 of them by ZERO_RESIDENT or ZERO_TIED; use stage 2"),
        .only_rank_0 = true)
-MISUSE(
-    "shards nothing, because slots are as large", S3, W2, p->cfg.memory.prefetch = 3, train(p),
-    LOGS("are resident because slots and shards would take as much memory; lower prefetch, or use stage 2"),
-    .only_rank_0 = true)
 MISUSE("asks no context for the norm", S0, W1, NOTHING, zero_norm(NULL, &(double){0}),
        FAILS(ARG, "zero_norm: z is NULL"))
 MISUSE("has no place for the norm", ALL, BOTH, NOTHING,
