@@ -39,8 +39,9 @@ static uint16_t bf16_cut(float x)
 
 static float element(uint64_t seed, enum zero_dtype t, int op, int rank, int64_t off, int64_t i)
 {
-    float x = value(seed, op, rank, off, i);
-    return t == ZERO_BF16 ? bf16_to_float(bf16_cut(x)) : x;
+    /* The condition chooses the mask. GCC 12 drops it in `condition ? masked : x`, at -O1 and -O2. */
+    const uint32_t kept = t == ZERO_BF16 ? 0xffff0000u : 0xffffffffu; /* as bf16_cut */
+    return zr_bits_float(zr_float_bits(value(seed, op, rank, off, i)) & kept);
 }
 
 static void put_elements(char *to, uint64_t seed, enum zero_dtype t, int op, int rank, int64_t off, int64_t n)
