@@ -448,9 +448,9 @@ ZERO_API int zero_save_wait(zero_ctx *z, const char **path);
  * form are converted, to nearest; the log says so. Data of an earlier zero_set_data are dropped.
  *
  * All ranks must find the same files there. Until it ends, the call needs temporary space for a copy of
- * this rank's shards, except on a CPU with ZERO_INIT_LATER. Masters that are kept as remainders, and values
- * that are converted, need 4 bytes more per element. The space is in host memory, or in states_dir with
- * ZERO_STATES_FILE.
+ * this rank's shards; on a CPU with ZERO_INIT_LATER only for another file of states, if there is one. Masters
+ * that are kept as remainders, and values that are converted, need 4 bytes more per element. The space is in
+ * host memory, or in states_dir with ZERO_STATES_FILE.
  *
  * Collective, between steps; outside brackets and actions. Blocks on the disk.
  * Errors: IO   the message names the file that is missing or damaged, or the rank that finds a different file
