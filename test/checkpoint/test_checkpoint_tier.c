@@ -235,28 +235,35 @@ static void test_load_without_space(void **state)
     model_run(&o, load_without_space, &o);
 }
 
+/* Wraps a model of one small tensor. */
+static int wrap_one(zero_ctx **z, struct zero_config *cfg)
+{
+    static float w[4], *param, *grad;
+    struct zero_tensor t = {
+        .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {4}, .dtype = ZERO_F32};
+    param = w;
+    return zero_wrap(z, &t, 1, cfg);
+}
+
 static void test_refused(void **state)
 {
     zero_ctx *z;
-    float w[4] = {0}, *param = w, *grad = NULL;
-    struct zero_tensor t = {
-        .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {4}, .dtype = ZERO_F32};
     struct zero_config cfg = ZERO_CONFIG_INIT;
     cfg.memory.states = ZERO_STATES_FILE;
-    assert_int_equal(zero_wrap(&z, &t, 1, &cfg), ZERO_ERR_ARG);
+    assert_int_equal(wrap_one(&z, &cfg), ZERO_ERR_ARG);
     assert_non_null(strstr(zero_last_error(), "states_dir is NULL"));
     cfg.memory.states_dir = "/nowhere/at/all";
-    assert_int_equal(zero_wrap(&z, &t, 1, &cfg), ZERO_ERR_IO);
+    assert_int_equal(wrap_one(&z, &cfg), ZERO_ERR_IO);
     assert_non_null(strstr(zero_last_error(), "states_dir /nowhere/at/all: a file of 4096 bytes"));
     cfg.memory.states_dir = folder;
     cfg.checkpoint.save_async = 1;
-    assert_int_equal(zero_wrap(&z, &t, 1, &cfg), ZERO_ERR_ARG);
+    assert_int_equal(wrap_one(&z, &cfg), ZERO_ERR_ARG);
     assert_non_null(strstr(zero_last_error(), "save_async is 1"));
     /* Another folder from the environment. */
     cfg.checkpoint.save_async = 0;
     cfg.memory.states_dir = NULL;
     setenv("ZERO_STATES_DIR", folder, 1);
-    assert_int_equal(zero_wrap(&z, &t, 1, &cfg), 0);
+    assert_int_equal(wrap_one(&z, &cfg), 0);
     assert_int_equal(zero_unwrap(&z), 0);
     unsetenv("ZERO_STATES_DIR");
 }
@@ -281,15 +288,12 @@ static void test_in_memory(void **state)
     for (int k = 0; k < 2; k++) {
         char warning[200] = "";
         zero_ctx *z;
-        float w[4] = {0}, *param = w, *grad = NULL;
-        struct zero_tensor t = {
-            .name = "w", .param = (void **)&param, .grad = (void **)&grad, .shape = {4}, .dtype = ZERO_F32};
         struct zero_config cfg = ZERO_CONFIG_INIT;
         cfg.memory.states = ZERO_STATES_FILE;
         cfg.memory.states_dir = dirs[k];
         cfg.debug.log = keep_warning;
         cfg.debug.log_arg = warning;
-        assert_int_equal(zero_wrap(&z, &t, 1, &cfg), 0);
+        assert_int_equal(wrap_one(&z, &cfg), 0);
         assert_int_equal(zero_unwrap(&z), 0);
         assert_int_equal(*warning != 0, is_tmpfs(dirs[k]));
     }
