@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct tokenize_options {
@@ -73,6 +74,14 @@ static int write_ids(void *to, const int32_t *ids, int64_t n)
     return 0;
 }
 
+/* A link, a pipe or a device, as /dev/stdout, is not ours to remove. */
+static void remove_file(const char *path)
+{
+    struct stat there;
+    if (lstat(path, &there) == 0 && S_ISREG(there.st_mode))
+        unlink(path);
+}
+
 /* Writes all ids. A file that is not complete is removed. */
 static int write_file(const struct tokenize_options *o, const struct tokenizer *t, int64_t end_token,
                       struct id_file *out, int64_t *n_files)
@@ -85,7 +94,7 @@ static int write_file(const struct tokenize_options *o, const struct tokenizer *
     if (fclose(out->f) && !err)
         err = zr_fail(ZERO_ERR_IO, "%s: cannot be written: %s", o->to, strerror(errno));
     if (err)
-        unlink(o->to);
+        remove_file(o->to);
     return err;
 }
 

@@ -106,6 +106,18 @@ class Text(Case):
         with open(text, 'rb') as f:
             self.assertEqual(f.read(), b'the gradient')
 
+    def test_only_an_incomplete_file_is_removed(self):
+        broken = self.put('broken.txt', b'abc\xff')
+        self.assertEqual((self.tokenize(broken).returncode, os.path.exists(self.ids)), (2, False))
+        file, self.ids = self.put('file', b''), os.path.join(self.folder, 'link')
+        os.symlink(file, self.ids)  # as /dev/stdout is one
+        self.assertEqual((self.tokenize(broken).returncode, os.path.islink(self.ids)), (2, True))
+        os.remove(self.ids)
+        os.mkfifo(self.ids)
+        reader = os.open(self.ids, os.O_RDONLY | os.O_NONBLOCK)
+        self.assertEqual((self.tokenize(broken).returncode, os.path.exists(self.ids)), (2, True))
+        os.close(reader)
+
     def test_text_is_encoded(self):
         """Text given to train, on one rank or two, is what tokenize makes of it: a document for each file."""
         texts = [self.put('a.txt', 'Grüße, the gradient\n'.encode() * 40), self.put('b.txt', b'the parameter ' * 100)]
@@ -127,7 +139,7 @@ class Text(Case):
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertIn(why, done.stderr)
         done = self.tokenize(broken)
-        self.assertEqual((done.returncode, os.path.exists(self.ids)), (2, False))
+        self.assertEqual(done.returncode, 2)
         self.assertIn('broken.txt: the text is not UTF-8', done.stderr)
         with open(os.path.join(self.folder, 'tokenizer.json'), 'w', encoding='utf-8') as f:
             f.write('{"pre_tokenizer": {"type": "Metaspace"}}')
