@@ -3,8 +3,9 @@
  * the unit of reading and writing: masters and states of some elements of a flat. */
 #include "shard/plan.h"
 
-/* Elements of a part, a multiple of every block. With AdamW and masters a part has 48 MiB. */
-enum { PART_ELEMS = 4 << 20 };
+/* Elements of a part, a multiple of every block. With AdamW and masters a part has 12 MiB.
+ * Parts of 48 MiB were 3 to 8% faster on a disk of 2 GB/s, parts of 3 MiB 11 to 19% slower. */
+enum { PART_ELEMS = 1 << 20 };
 
 /* Places the regions of n elements end to end. Returns their bytes, whole blocks of the disk. */
 static int64_t place_regions(const struct zr_flat *f, int64_t n, struct zr_state_part *part)
