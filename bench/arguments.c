@@ -191,6 +191,33 @@ error_t option_bytes(struct argp_state *state, const struct option_row *row, cha
     return 0;
 }
 
+const char *const option_layout_variables[] = {"ZERO_STAGE",
+                                               "ZERO_HYBRID",
+                                               "ZERO_DP_REPLICATE",
+                                               "ZERO_DP_SHARD",
+                                               "ZERO_TP",
+                                               "ZERO_CP",
+                                               "ZERO_PP",
+                                               "ZERO_SCHEDULE",
+                                               "ZERO_STAGES_PER_RANK",
+                                               "ZERO_DEVICE",
+                                               "ZERO_MASTERS",
+                                               "ZERO_MOMENTS",
+                                               "ZERO_STATES",
+                                               "ZERO_GRAD_SUM_DTYPE",
+                                               "ZERO_GRAD_ACCUM_STEPS",
+                                               NULL};
+
+const char *option_set_variable(const char *const *names)
+{
+    for (; *names; names++) {
+        const char *value = getenv(*names);
+        if (value && *value)
+            return *names;
+    }
+    return NULL;
+}
+
 void option_list(char *text, size_t text_bytes, const char *word, bool last)
 {
     size_t used = strlen(text);

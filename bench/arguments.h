@@ -123,6 +123,12 @@ extern const struct option_word option_on_off[];
 /* The word of a value, or "unknown". */
 const char *option_word_of(const struct option_word *words, int value);
 
+/* Variables of the layout and of precision. They would override what a command tries one after another. */
+extern const char *const option_layout_variables[];
+/* Returns the first of these environment variables that is set and not empty, or NULL. names ends with
+ * NULL. */
+const char *option_set_variable(const char *const *names);
+
 /* Adds a word to a list such as "host, cuda or tpu". Text that does not fit is cut. */
 void option_list(char *text, size_t text_bytes, const char *word, bool last);
 

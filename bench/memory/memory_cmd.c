@@ -140,9 +140,12 @@ static error_t check_numbers(struct argp_state *state, const struct memory_optio
 static error_t finish(struct argp_state *state, void *options)
 {
     struct memory_options *o = options;
-    const char *wrong = what_is_wrong(o);
+    const char *wrong = what_is_wrong(o), *set = option_set_variable(option_layout_variables);
     if (wrong)
         return option_fault(state, "%s", wrong);
+    if (set)
+        return option_fault(state, "%s is set in the environment and would override every run: unset it",
+                            set);
     pipe_options_default(&o->schedule, &o->accum, o->pp);
     return check_numbers(state, o);
 }
@@ -254,9 +257,12 @@ static void print_saved(const struct memory_options *o, const struct measured *m
 }
 
 /* Says what the columns of --precisions are. */
-static void print_precisions(int64_t stage)
+static void print_precisions(const struct memory_options *o)
 {
-    printf("stage %lld with AdamW, and in each column:\n", (long long)stage);
+    const struct states_options where = {.states = o->states.states};
+    char states[STATES_TEXT];
+    printf("stage %lld with AdamW%s%s, and in each column:\n", (long long)o->stage,
+           *states_text(&where, states) ? ", " : "", states);
     for (int c = 0; c < N_PRECISIONS; c++) {
         const struct precision *p = &precisions[c];
         const struct states_options s = {
@@ -286,7 +292,7 @@ static void print_head(const struct memory_options *o)
     printf(has_axes(o) ? "\n\n" : "\n");
     char text[STATES_TEXT];
     if (o->precisions)
-        print_precisions(o->stage);
+        print_precisions(o);
     else if (*states_text(&o->states, text))
         printf("%s\n", text);
 }

@@ -129,32 +129,13 @@ static int refuse(const char *name, const char *fmt, ...)
 /* Refuses environment variables that would override every candidate. */
 static int check_environment(const char *name)
 {
-    static const char *const chosen[] = {"ZERO_STAGE",
-                                         "ZERO_HYBRID",
-                                         "ZERO_DP_REPLICATE",
-                                         "ZERO_DP_SHARD",
-                                         "ZERO_TP",
-                                         "ZERO_CP",
-                                         "ZERO_PP",
-                                         "ZERO_SCHEDULE",
-                                         "ZERO_PREFETCH",
-                                         "ZERO_WIRE_DTYPE",
-                                         "ZERO_PARAM_BUDGET_BYTES",
-                                         "ZERO_DEVICE",
-                                         "ZERO_DETERMINISTIC",
-                                         "ZERO_OPTIMIZER",
-                                         "ZERO_GRAD_SUM_DTYPE",
-                                         "ZERO_MASTERS",
-                                         "ZERO_MOMENTS",
-                                         "ZERO_STATES",
-                                         "ZERO_GRAD_ACCUM_STEPS"};
-    for (size_t i = 0; i < sizeof chosen / sizeof *chosen; i++) {
-        const char *value = getenv(chosen[i]);
-        if (value && *value)
-            return refuse(name, "%s is set in the environment and would override every candidate: unset it",
-                          chosen[i]);
-    }
-    return 0;
+    static const char *const chosen[] = {"ZERO_PREFETCH",      "ZERO_WIRE_DTYPE", "ZERO_PARAM_BUDGET_BYTES",
+                                         "ZERO_DETERMINISTIC", "ZERO_OPTIMIZER",  NULL};
+    const char *layout = option_set_variable(option_layout_variables);
+    const char *set = layout ? layout : option_set_variable(chosen);
+    return set ? refuse(name, "%s is set in the environment and would override every candidate: unset it",
+                        set)
+               : 0;
 }
 
 /* The number of ranks on this host, if a launcher says it (zero-run, torchrun, Open MPI, MPICH); else 0. */

@@ -276,6 +276,17 @@ class Precisions(unittest.TestCase):
             self.assertAlmostEqual(float(percent), 100 * (loss / losses[0] - 1), delta=0.003)
         self.assertRegex(done.stdout.splitlines()[-1], r'^The rank, measured \(Pss\): no masters holds .*; f32 .*% are saved\.$')
 
+    def test_host_memory(self):
+        done = bench(*self.ARGS[:-1], '--steps=1', '--ranks=1', '--states=host')
+        self.assertIn('stage 0 with AdamW, states host, and in each column:\n', done.stdout)
+
+    def test_variables_that_would_decide(self):
+        for name, value in [('ZERO_MOMENTS', 'q8'), ('ZERO_STAGE', '3'), ('ZERO_GRAD_ACCUM_STEPS', '2')]:
+            for args in [self.ARGS, ['memory', '--steps=1']]:
+                done = bench(*args, '--ranks=1', env={name: value})
+                self.assertEqual((done.returncode, done.stdout), (2, ''))
+                self.assertEqual(done.stderr, f'zero-bench memory: {name} is set in the environment and would override every run: unset it\n')
+
     def test_several_ranks(self):
         done = bench('memory', '--precisions', '--dtype=bf16', '--layers=8', *SIZES, '--ranks=2', '--stage=3', '--steps=2', '--json')
         self.assertEqual((done.returncode, done.stderr), (0, ''))
