@@ -25,8 +25,8 @@ const char *states_fault(const struct states_options *s, int dtype)
 
 const char *states_dir_fault(const struct states_options *s)
 {
-    const char *variable = getenv("ZERO_STATES_DIR");
-    if (s->dir && s->states != ZERO_STATES_FILE)
+    const char *variable = getenv("ZERO_STATES_DIR"), *states = getenv("ZERO_STATES");
+    if (s->dir && s->states != ZERO_STATES_FILE && (!states || !*states))
         return "--states-dir: needs --states file";
     if (s->states == ZERO_STATES_FILE && !s->dir && (!variable || !*variable))
         return "--states file: needs --states-dir or ZERO_STATES_DIR";

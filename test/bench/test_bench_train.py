@@ -194,8 +194,8 @@ class Precisions(unittest.TestCase):
             for args in ['--states=host'], ['--states=file', f'--states-dir={folder}']:
                 self.assertEqual(result(2, '--stage=1', '--dtype=bf16', '--masters=remainder', *args), want)
             self.assertEqual(os.listdir(folder), [])
-            got = result(2, '--stage=1', '--dtype=bf16', '--masters=remainder', '--states=file', env={'ZERO_STATES_DIR': folder})
-            self.assertEqual(got, want)
+            for args, env in [('--states=file', {'ZERO_STATES_DIR': folder}), (f'--states-dir={folder}', {'ZERO_STATES': 'file'})]:
+                self.assertEqual(result(2, '--stage=1', '--dtype=bf16', '--masters=remainder', args, env=env), want)
 
     def test_told(self):
         done = bench('train', *TINY, '--steps=1', '--dtype=bf16', '--masters=remainder', '--moments=q8')
