@@ -209,8 +209,8 @@ static void report_state_file(const struct zero_ctx *z)
     if (buffers >= f->bytes)
         zr_warn(log,
                 "states is file, but its buffers take %lld bytes of host memory, and the file has only %lld: "
-                "states = device or host takes no more memory",
-                (long long)buffers, (long long)f->bytes);
+                "states = %s takes no more memory",
+                (long long)buffers, (long long)f->bytes, z->device->ops->host_memory ? "device" : "host");
 }
 
 /* Says where masters and states are, if that is not the device's memory. */

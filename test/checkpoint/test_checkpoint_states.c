@@ -50,7 +50,7 @@ static void note(void *arg, const char *line)
         converted[i].n += strstr(line, converted[i].says) &&
                           (strstr(line, "; that loses bits") != NULL) == converted[i].loses &&
                           (strstr(line, "warning: ") != NULL) == converted[i].loses;
-    n_seeds += strstr(line, "saved with seed 0; steps from here on are rounded with seed 5") != NULL;
+    n_seeds += strstr(line, "saved with seed 0; steps from here on use seed 5") != NULL;
 }
 
 static void open_files(void)

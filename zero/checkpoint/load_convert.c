@@ -319,6 +319,6 @@ void zr_loading_report_precision(const struct zr_loading *l)
             report_converted(l, "moments", from, to, to != ZERO_MOMENTS_F32, has_moments);
         }
     if (l->manifest.seeded && zr_rounds_at_random(l->z) && l->manifest.seed != o->seed)
-        zr_info(o->log, "%s: saved with seed %lld; steps from here on are rounded with seed %lld", l->folder,
+        zr_info(o->log, "%s: saved with seed %lld; steps from here on use seed %lld", l->folder,
                 (long long)l->manifest.seed, (long long)o->seed);
 }
