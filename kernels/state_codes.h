@@ -133,8 +133,9 @@ ZR_HOST_DEVICE uint16_t zr_round_random(float x, uint32_t noise)
 
 /* --- masters as a bf16 weight and 16 more bits ---
  *
- * The weight is zr_round_away(master), and the remainder is the lower half of the master. Rounding up is seen
- * from the remainder, so the master can be computed again. One exception: a signaling NaN becomes quiet. */
+ * The weight is zr_round_away(master), and the remainder is the lower half of the master. A remainder of
+ * 0x8000 or more shows that the weight was rounded up. So both give the master; a signaling NaN becomes
+ * quiet. */
 
 ZR_HOST_DEVICE uint16_t zr_remainder_of(float master)
 {
@@ -153,8 +154,8 @@ ZR_HOST_DEVICE float zr_join_master(uint16_t weight, uint16_t remainder)
  * A block of ZR_Q8_BLOCK elements has a bf16 scale, which is its largest magnitude, rounded up. The code c of
  * an element stands for scale * c * c / (levels * levels), with the sign of c. A state of squares has codes 0
  * to 255, and another one has codes -127 to 127. A number between two codes is rounded at random, so that
- * the mean is the number. Only 0 has the code 0. This moves the mean of elements below 1 / levels^2 of the
- * scale.
+ * the mean is the number. Only 0 has the code 0. So elements of magnitudes below scale / levels^2 become
+ * that, except 0.
  *
  * If the block has a NaN, an infinity or, in a state of squares, a negative number, the scale is NaN. */
 

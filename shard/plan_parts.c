@@ -3,8 +3,8 @@
  * the unit of reading and writing: masters and states of some elements of a flat. */
 #include "shard/plan.h"
 
-/* Elements of a part, a multiple of every block. With AdamW and masters a part has 12 MiB.
- * Parts of 48 MiB were 3 to 8% faster on a disk of 2 GB/s, parts of 3 MiB 11 to 19% slower. */
+/* Elements of a part, a multiple of a q8 block. With AdamW and masters in fp32 a part has 12 MiB.
+ * On a disk of 2 GB/s parts of 48 MiB were 3 to 8% faster, and parts of 3 MiB 11 to 19% slower. */
 enum { PART_ELEMS = 1 << 20 };
 
 /* Places the regions of n elements end to end. Returns their bytes, whole blocks of the disk. */

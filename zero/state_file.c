@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* state_file.c: makes the file of optimizer states, and transfers its bytes in blocks, on several threads. */
+/* state_file.c: makes the file of masters and states. Several threads transfer its bytes in blocks. */
 #include "zero/state_file.h"
 #include "kernels/alloc.h"
 #include "zero/checkpoint/parallel.h"
@@ -61,7 +61,7 @@ static int write_zeros(void *arg, int64_t i, char *buffer)
     return zr_block_write(&f->file, buffer, n, done);
 }
 
-/* Writes zeros if the file system could not reserve the space. The file is then shorter than it should be. */
+/* If the file is still too short, the file system could not reserve its space. Writes zeros instead. */
 static int reserve(struct zr_state_file *f)
 {
     int64_t length;
@@ -76,7 +76,7 @@ int zr_state_file_open(const struct zr_files *fs, const char *folder, int rank, 
 {
     char name[64];
     *f = (struct zr_state_file){.file = {.fs = fs, .fd = -1, .direct = -1}, .bytes = bytes, .rank = rank};
-    /* Ranks of different containers may share the folder, and have one process number. */
+    /* Process numbers are not unique, because containers may share the folder. */
     snprintf(name, sizeof name, ".zero-states-%d-%lld", rank, (long long)zr_now_ns());
     int err = zr_path_absolute(fs, folder, f->folder);
     if (!err)

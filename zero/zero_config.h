@@ -60,7 +60,7 @@ enum {
  * that find another value return ZERO_ERR_ORDER and change nothing. A buffer's pointer and memory, on the
  * host or cfg.device, stay the model's. It may be moved between two calls, but never to NULL. */
 struct zero_tensor {
-    /* Name in errors, traces and checkpoints; unique in the whole model, but for ZERO_TIED tensors and
+    /* Name in errors, traces and checkpoints; unique in the whole model, except for ZERO_TIED tensors and
      * ZERO_STACKED ones that pipeline stages divide. */
     const char *name;
     /* Addresses of the model's own pointers, in place until zero_unwrap. *grad has the same dtype. grad NULL:
@@ -132,8 +132,8 @@ struct zero_mesh {
     /* + Replicas of the model at stage 3 (HSDP, HFSDP), each sharded over dp_shard ranks. Lower stages treat
      * all data-parallel ranks as one group, with a warning. ZERO_AUTO: one replica per host. Default 1. */
     int32_t dp_replicate;
-    /* + Ranks that stages 1 to 3 shard over, beside those of cp. Default 0: what the other axes leave of the
-     * world. */
+    /* + Ranks that stages 1 to 3 shard over, not counting cp. Default 0: the world divided by the other
+     * axes. */
     int32_t dp_shard;
     /* + Context parallelism: ranks that share the rows of every sequence (context_parallel.md), 1 to 64.
      * Stages shard over dp_shard * cp ranks. Default 1. */
@@ -180,9 +180,9 @@ struct zero_config {
     int32_t grad_sum;
     /* + 1: the same bits at every stage, prefetch and budget, and in every power-of-two world. Keeps further
      * copies of the gradient sums: one from 3 micro-batches per step on, two from 7, three from 15, and so
-     * on. grad_in_place needs none, but excludes this. With nccl at most 64 ranks may reduce together.
-     * Default ZERO_AUTO: on, except with nccl, with grad_in_place, or if replicas are on several hosts and a
-     * step has several micro-batches. */
+     * on. With nccl at most 64 ranks may reduce together. Default ZERO_AUTO: on. It is off with nccl and, if
+     * a step may have several micro-batches, with grad_in_place (then 1 is refused) or replicas on several
+     * hosts. */
     int32_t deterministic;
     /* + enum zero_hybrid: hsdp, hfsdp. Default hsdp. */
     int32_t hybrid;
@@ -204,12 +204,12 @@ struct zero_config {
         /* + Dtype of gradients between ranks: f32, bf16, or 0 for the tensor's own. Default 0. */
         int32_t wire_dtype;
         /* + 1: backward adds up the micro-batches of a step, and gradients are reduced once (PyTorch's
-         * no_sync). At stages 2 and 3 they stay whole until then. Excludes deterministic. Default 0: every
-         * micro-batch is reduced, and added up in grad_sum_dtype. */
+         * no_sync). At stages 2 and 3 they stay whole until then. Default 0: every micro-batch is reduced.
+         * So it is with 1 if any tensor has ZERO_GRAD_OVERWRITE. */
         int32_t grad_in_place;
         /* + Dtype of a step's gradient sums, for bf16 tensors: f32, bf16 (not with optim.update), or 0 for
-         * f32. In bf16 the first reduction of a step is rounded to nearest. Each later one is added, and the
-         * result is rounded at random, so the bits depend on grad_accum_steps. Default 0. */
+         * f32. In bf16 the first value of each sum is rounded to nearest, and the result of each addition at
+         * random. So the bits depend on grad_accum_steps. Default 0. */
         int32_t grad_sum_dtype;
         /* + enum zero_states: the memory that holds masters and states. Default device. */
         int32_t states;

@@ -65,7 +65,8 @@ struct zero_plan_info {
     struct zero_traffic traffic;
     /* Bytes by the ZeRO paper's formula: parameters, gradients and optimizer state only. */
     int64_t paper_bytes;
-    /* Ranks that share one copy of the parameters, those along cp included; and enum zero_hybrid. */
+    /* Ranks that share one copy of the parameters, counting cp (unlike zero_mesh.dp_shard); and enum
+     * zero_hybrid. */
     int32_t dp_shard, hybrid;
 };
 

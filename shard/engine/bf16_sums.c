@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bf16_sums.c: gradient sums in bf16. A reduction over ranks puts fp32 sums in the plan's reduce slot. A
- * step's first contribution is then rounded to the nearest bf16. Each later one is added, and the result is
+/* bf16_sums.c: gradient sums in bf16. A reduction over ranks puts fp32 sums in the plan's reduce slot. If
+ * they begin a sum, they are rounded to the nearest bf16. Otherwise they are added to it, and the result is
  * rounded at random, so that small contributions are not lost. The noise is a function of the tensor, the
  * element, the step and the number of the addition. So all layouts with the same contributions give the same
  * bits. */

@@ -14,7 +14,7 @@
 /* Below this a second descriptor costs more than it saves. */
 #define LEAST_DIRECT (1 << 20) /* bytes */
 
-/* Opens a second descriptor past the page cache. A failure is no error, because without it everything works,
+/* Opens a second descriptor that bypasses the page cache. A failure is no error, because transfers are then
  * only slower. */
 static void open_direct(struct zr_block_file *f, const char *path, int flags)
 {
@@ -63,8 +63,8 @@ int zr_block_file_create_unnamed(const struct zr_files *fs, const char *path, in
     return zr_file_allocate(fs, f->fd, path, bytes);
 }
 
-/* Moves whole pages from the beginning past the cache. Returns how many bytes it has moved. A failure is not
- * reported here, because the call that moves the rest meets it too. */
+/* Transfers the first whole pages without the page cache. Returns their bytes. It reports no failure, because
+ * the call that transfers the rest does. */
 static int64_t move_direct(struct zr_block_file *f, char *buf, int64_t n, int64_t at, bool write)
 {
     const struct zr_files *fs = f->fs;

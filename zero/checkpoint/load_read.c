@@ -228,7 +228,7 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
     out->at = e->begin;
     out->n = e->n_dims == 1 ? e->shape[0] : -1;
     const char *dtype = zr_kind_dtype(t, l->was[out->tensor]->moments, out->kind);
-    bool codes = !strcmp(dtype, "I8") || !strcmp(dtype, "U8"); /* a frozen tensor has no optimizer */
+    bool codes = !strcmp(dtype, "I8") || !strcmp(dtype, "U8"); /* a frozen tensor has no optimizer to tell */
     if (strcmp(dtype, e->dtype) != 0 && !(codes && !t->grad && zr_st_dtype_bytes(e->dtype) == 1))
         return zr_fail(ZERO_ERR_IO, "%s: entry %s is %s; it should be %s", path, e->name, e->dtype, dtype);
     if (out->n < 0 || out->first > n_values - out->n)
@@ -540,8 +540,8 @@ static int add_bytes(void *arg, const struct zr_run *run)
     return 0;
 }
 
-/* Whether values go directly from the file to their places. That is safe if no parameter has a value that a
- * failure could spoil. */
+/* Whether values go directly from the file to their places. They do in host memory with ZERO_INIT_LATER, if
+ * nothing was written yet that a failure could spoil. */
 static bool is_direct(const struct zero_ctx *z)
 {
     return zr_init_later_nothing_written(z) && z->device->ops->host_memory;
@@ -584,8 +584,8 @@ static int read_values(struct zr_loading *l)
         return read_direct(l);
     zr_engine_runs_to_load(z->engine, add_bytes, &l->buffers_at);
     bytes = l->buffers_at + z->layout->buffer_bytes;
-    /* Reserved memory is used if it is large enough, because touching new memory may take longer than reading
-     * the file. With groups a rank reads more than it saves. */
+    /* The snapshot's memory is used if it is large enough, because touching new memory may take longer than
+     * reading the file. In hybrids a rank reads more than it saves. */
     l->staged = zr_engine_snapshot(z->engine);
     if (!l->staged || bytes > z->plan->snapshot_bytes)
         ZR_TRY(make_room(l, bytes, "the values that this rank loads", &l->staged_file, &l->staged));
