@@ -242,8 +242,11 @@ static void test_silent_host(void **state)
                       .held_ms = FOR_GOOD,
                       .beats = true};
     struct rank *r = try(&t);
+    int first = r[0].code == 3 ? 3 : 2; /* both fall silent, and either may be noticed first */
+    char text[96];
+    snprintf(text, sizeof text, "host 1 (\"node1\", ranks 2, 3) is silent: no heartbeat from rank %d", first);
     for (int i = 0; i < 2; i++)
-        expect_rank(&r[i], 2, "host 1 (\"node1\", ranks 2, 3) is silent: no heartbeat from rank 2");
+        expect_rank(&r[i], first, text);
     for (int i = 2; i < 4; i++)
         expect_rank(&r[i], 0, "host 0 (\"node0\", ranks 0, 1) is silent: no heartbeat from rank 0");
     for (int i = 0; i < 4; i++)
