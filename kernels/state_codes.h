@@ -154,8 +154,8 @@ ZR_HOST_DEVICE float zr_join_master(uint16_t weight, uint16_t remainder)
  * A block of ZR_Q8_BLOCK elements has a bf16 scale, which is its largest magnitude, rounded up. The code c of
  * an element stands for scale * c * c / (levels * levels), with the sign of c. A state of squares has codes 0
  * to 255, and another one has codes -127 to 127. A number between two codes is rounded at random, so that
- * the mean is the number. Only 0 has the code 0. So elements of magnitudes below scale / levels^2 become
- * that, except 0.
+ * the mean is the number. Only 0 has the code 0. Any other element whose magnitude is below
+ * scale / levels^2 gets that magnitude.
  *
  * If the block has a NaN, an infinity or, in a state of squares, a negative number, the scale is NaN. */
 

@@ -61,7 +61,7 @@ static int write_zeros(void *arg, int64_t i, char *buffer)
     return zr_block_write(&f->file, buffer, n, done);
 }
 
-/* If the file is still too short, the file system could not reserve its space. Writes zeros instead. */
+/* Writes zeros if the file is too short, because then the file system could not reserve its space. */
 static int reserve(struct zr_state_file *f)
 {
     int64_t length;
@@ -76,7 +76,7 @@ int zr_state_file_open(const struct zr_files *fs, const char *folder, int rank, 
 {
     char name[64];
     *f = (struct zr_state_file){.file = {.fs = fs, .fd = -1, .direct = -1}, .bytes = bytes, .rank = rank};
-    /* Process numbers are not unique, because containers may share the folder. */
+    /* A process number would not be unique, because containers may share the folder. */
     snprintf(name, sizeof name, ".zero-states-%d-%lld", rank, (long long)zr_now_ns());
     int err = zr_path_absolute(fs, folder, f->folder);
     if (!err)

@@ -205,7 +205,7 @@ struct zero_config {
         int32_t wire_dtype;
         /* + 1: backward adds up the micro-batches of a step, and gradients are reduced once (PyTorch's
          * no_sync). At stages 2 and 3 they stay whole until then. Default 0: every micro-batch is reduced.
-         * So it is with 1 if any tensor has ZERO_GRAD_OVERWRITE. */
+         * That is so with 1, too, if any tensor has ZERO_GRAD_OVERWRITE. */
         int32_t grad_in_place;
         /* + Dtype of a step's gradient sums, for bf16 tensors: f32, bf16 (not with optim.update), or 0 for
          * f32. In bf16 the first value of each sum is rounded to nearest, and the result of each addition at

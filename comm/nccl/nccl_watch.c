@@ -25,11 +25,12 @@
 
 enum {
     TICK_NS = 5 * 1000 * 1000,
-    /* Time limit of ncclCommRevoke, and of ncclCommAbort. It does not depend on timeout_ms, which may be so
-     * short that a busy machine needs longer to start the thread that aborts. */
-    ABORT_MS = 5000,
     GRACE_NS = 500 * 1000 * 1000 /* time for a call in progress to return before it is revoked or aborted */
 };
+
+/* Time limit of ncclCommRevoke, and of ncclCommAbort. It does not depend on timeout_ms, which may be so short
+ * that a busy machine needs longer to start the thread that aborts. */
+static const int64_t ABORT_NS = INT64_C(5) * 1000 * 1000 * 1000;
 
 /* Time for a call in progress to return after ncclCommRevoke. */
 static const int64_t REVOKED_NS = INT64_C(5) * 1000 * 1000 * 1000;
@@ -466,7 +467,7 @@ static void abort_due(struct zr_nccl_set *p)
             begin_abort(p->open[i], &all[n++]);
     pthread_mutex_unlock(&p->lock);
     int res;
-    int64_t until = zr_now_ns() + (int64_t)ABORT_MS * 1000000;
+    int64_t until = zr_now_ns() + ABORT_NS;
     for (int i = 0; i < n; i++) {
         int64_t left = (until - zr_now_ns()) / 1000000;
         all[i].late = all[i].task && !zr_task_await(all[i].task, left > 0 ? left : 0, &all[i].arg, &res);

@@ -35,6 +35,8 @@ enum { NCCL_SOUND = 23102 };
 
 /* Sets the options of the next fixtures, and resets change, copy_engine and the log. */
 void customize(bool deterministic, int64_t timeout_ms);
+/* A value of custom.change: opening may take LONG_MS, however short timeout_ms is. */
+void wait_long_to_start(struct zr_nccl_options *opt, int rank);
 /* Bytes of communicator i's arena that it keeps for itself. */
 int64_t custom_reserve(int world, int i);
 extern const struct fixture_kind fixture_custom;

@@ -174,12 +174,6 @@ static void test_slow_compute(void **state)
     run_ranks(false, 2, slow_compute, NULL, NULL);
 }
 
-static void wait_long_to_start(struct zr_nccl_options *opt, int rank)
-{
-    (void)rank;
-    opt->start_timeout_ms = LONG_MS;
-}
-
 /* Connecting takes longer than an operation may. It is over when the arenas are attached, and leaves them
  * zero. */
 static void slow_to_connect(struct rank *me)

@@ -238,11 +238,6 @@ static void test_many(void **state)
 
 /* ---- slow connections ---- */
 
-static void wait_long_to_start(struct zr_nccl_options *opt, int rank)
-{
-    opt->start_timeout_ms = LONG_MS;
-}
-
 /* Combines arrays over tp or cp, which have two ranks each. */
 static void combine_arrays(struct rank *me, struct part *p, enum zr_role role)
 {

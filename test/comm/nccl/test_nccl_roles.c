@@ -426,12 +426,6 @@ static void stay_away_outside(struct rank *me)
     RANK_CHECK(me, close_hybrid(&h), "handles are left");
 }
 
-static void wait_long_to_start(struct zr_nccl_options *opt, int rank)
-{
-    (void)rank;
-    opt->start_timeout_ms = LONG_MS;
-}
-
 static void test_one_fails(void **state)
 {
     for (int fixed = 0; fixed < 2; fixed++) {
