@@ -228,7 +228,7 @@ static int read_entry(const struct zr_loading *l, int32_t file, const struct zr_
     out->at = e->begin;
     out->n = e->n_dims == 1 ? e->shape[0] : -1;
     const char *dtype = zr_kind_dtype(t, l->was[out->tensor]->moments, out->kind);
-    /* A frozen tensor has no optimizer, so it is not known whether its codes are I8 or U8. */
+    /* The optimizer decides between I8 and U8, and a frozen tensor has none. */
     bool codes = !strcmp(dtype, "I8") || !strcmp(dtype, "U8");
     if (strcmp(dtype, e->dtype) != 0 && !(codes && !t->grad && zr_st_dtype_bytes(e->dtype) == 1))
         return zr_fail(ZERO_ERR_IO, "%s: entry %s is %s; it should be %s", path, e->name, e->dtype, dtype);
