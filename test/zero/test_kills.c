@@ -118,9 +118,9 @@ static void sleep_us(int64_t us)
     do {                                                                                                     \
         if (!err) {                                                                                          \
             int64_t from_us = now_us();                                                                      \
-            atomic_fetch_add(&v->n[what], 1);                                                                \
             atomic_store(&v->before, atomic_load(&v->doing));                                                \
             atomic_store(&v->doing, what);                                                                   \
+            atomic_fetch_add(&v->n[what], 1); /* last: end_victim waits for it */                            \
             err = (call);                                                                                    \
             atomic_store(&v->took_us[what], now_us() - from_us);                                             \
             failed_in = err ? what : failed_in;                                                              \
