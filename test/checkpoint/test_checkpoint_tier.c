@@ -20,13 +20,13 @@ static int masters, moments;
 static char folder[] = "/tmp/zero-tier-XXXXXX", saved[64], loaded[64];
 static uint64_t hash[3];
 
-/* An f32 tensor and a bf16 tensor, of two parts each on one rank. */
+/* An f32 tensor and a bf16 tensor, of three parts each on one rank and of two on each of two ranks. */
 static void enlarge(struct zero_tensor *tensors, struct zero_config *cfg)
 {
     cfg->optim.masters = masters;
     cfg->optim.moments = moments;
-    tensors[0].shape[0] = 466100;
-    tensors[5].shape[0] = (5 << 20) + 1;
+    tensors[0].shape[0] = 233052;
+    tensors[5].shape[0] = (5 << 19) + 1;
 }
 
 static void use_file(struct zero_tensor *tensors, struct zero_config *cfg)
