@@ -8,6 +8,7 @@
 
 #include <netdb.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,6 +143,36 @@ static void test_missing_rank(void **state)
         expect_rank(&r[i], ZERO_ERR_TIMEOUT, "1 of 4 ranks did not come");
     for (int i = 0; i < 3; i++)
         expect_rank(&r[i], ZERO_ERR_TIMEOUT, "rank 3");
+}
+
+/* All ranks that wait are stopped when their time ends, as on a machine that stands still. Rank 0 goes on last.
+ * The others must still wait for what it knows. The rank that does not come stops them. */
+static void stopped_at_the_end(struct rank *me)
+{
+    int missing = me->w.world - 1;
+    if (me->w.rank < missing) {
+        atomic_store(&me->stage, (int)getpid());
+        open_and_note(me);
+        return;
+    }
+    for (int i = 0; i < missing; i++)
+        RANK_CHECK(me, wait_stage(&me->all[i], 1), "rank %d has not started", i);
+    sleep_ms(SHORT_MS / 2);
+    for (int i = 0; i < missing; i++)
+        kill((pid_t)atomic_load(&me->all[i].stage), SIGSTOP);
+    sleep_ms(SHORT_MS);
+    for (int i = missing - 1; i > 0; i--)
+        kill((pid_t)atomic_load(&me->all[i].stage), SIGCONT);
+    sleep_ms(50);
+    kill((pid_t)atomic_load(&me->all[0].stage), SIGCONT);
+}
+
+static void test_stopped_at_the_end(void **state)
+{
+    int64_t timeout_ms = SHORT_MS;
+    struct rank *r = run_ranks(true, 4, stopped_at_the_end, &timeout_ms, NULL);
+    for (int i = 0; i < 3; i++)
+        expect_rank(&r[i], ZERO_ERR_TIMEOUT, "1 of 4 ranks did not come");
 }
 
 /* --- messages about a wait --- */
@@ -553,6 +584,7 @@ int main(void)
         cmocka_unit_test(test_bad_arguments),
         cmocka_unit_test(test_port_taken),
         cmocka_unit_test(test_missing_rank),
+        cmocka_unit_test(test_stopped_at_the_end),
         cmocka_unit_test(test_waiting),
         cmocka_unit_test(test_missing_rank_0),
         cmocka_unit_test(test_duplicate_rank),
