@@ -121,8 +121,8 @@ static int run_from(struct zr_rendezvous *r, int64_t from_ms, bool (*done)(const
     struct zr_sigpipe_hold hold;
     char text[ZR_WAIT_CHARS];
     zr_sigpipe_hold(&hold);
-    /* The grace begins when the rank sees that the time is over, because the whole machine may have stood still
-     * until then. */
+    /* The grace begins when the rank sees that the time is over, because the whole machine may have stood
+     * still until then. */
     int64_t grace = r->w.rank == 0 ? 0 : stay_ms(r);
     start_deadline(r, from_ms + r->timeout_ms - zr_hub_now_ms(r));
     start_looking(r);

@@ -146,8 +146,8 @@ static void test_missing_rank(void **state)
         expect_rank(&r[i], ZERO_ERR_TIMEOUT, "rank 3");
 }
 
-/* All ranks that wait are stopped when their time ends, as on a machine that stands still. Rank 0 goes on last.
- * The others must still wait for what it knows. The rank that does not come stops them. */
+/* All ranks that wait are stopped when their time ends, as on a machine that stands still. Rank 0 goes on
+ * last. The others must still wait for what it knows. The rank that does not come stops them. */
 static void stopped_at_the_end(struct rank *me)
 {
     int missing = me->w.world - 1;
