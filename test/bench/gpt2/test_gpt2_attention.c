@@ -279,10 +279,12 @@ static double y_tolerance(const struct problem *p)
     return TOLERANCE * (sizeof(real) == 4 ? 1 + spread * spread / 4 : 1);
 }
 
-/* Keys and queries increase the effect that rounding y and the weights has on their gradients. */
+/* Keys and queries increase the effect that rounding y and the weights has on their gradients. Rounding
+ * scores changes gradients less than y. */
 static double grad_tolerance(const struct problem *p)
 {
-    return 4 * y_tolerance(p) * (double)p->s.spread;
+    double spread = (double)p->s.spread;
+    return 4 * TOLERANCE * spread * (sizeof(real) == 4 ? 1 + spread * spread / 30 : 1);
 }
 
 static void compare_grads(const struct problem *p, const struct call *c, struct model_rows queries,
